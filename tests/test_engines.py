@@ -6,6 +6,7 @@ CPU, small programs.
 
 from __future__ import annotations
 
+import base64
 import importlib
 import json
 from collections.abc import Callable
@@ -296,13 +297,14 @@ def test_openvino_takes_the_onnx_file(name: str, tmp_path: Path) -> None:
     ov: Any = pytest.importorskip("openvino", reason="needs openvino")
     onnx: Any = pytest.importorskip("onnx")
     file = capture(made(name), (torch.randn(PROGRAMS[name][1]),)).to_onnx(tmp_path / "model.onnx")
-    model = onnx.load(file)
-    convention = json.loads(next(one.value for one in model.metadata_props if one.key == "functionalize"))
-    initial = {one.name: torch.tensor(onnx.numpy_helper.to_array(one)) for one in model.graph.initializer}
+    entries = {one.key: one.value for one in onnx.load(file).metadata_props}
+    convention = json.loads(entries["functionalize"])
     state: dict[str, Tensor] = {}
     for one in convention["state"]:
-        zeros = torch.zeros(one["shape"], dtype=getattr(torch, one["dtype"]))
-        state[one["input"]] = initial[one["initial"]] if one["initial"] else zeros
+        state[one["input"]] = torch.zeros(one["shape"], dtype=getattr(torch, one["dtype"]))
+        if one["initial"] is not None:
+            raw = bytearray(base64.b64decode(entries[one["initial"]]))
+            state[one["input"]] = torch.frombuffer(raw, dtype=getattr(torch, one["dtype"])).reshape(one["shape"])
     compiled = ov.compile_model(file, "CPU", PRECISE)
 
     def call(x: Tensor) -> Tensor:

@@ -133,14 +133,14 @@ def _dynamic_shapes(exported: ExportedProgram) -> Any:
     constants = [one for one in exported.graph_signature.input_specs if one.kind is InputKind.USER_INPUT]
     looks = {node.name: node.meta.get("val") for node in nodes}
     dims: dict[str, Any] = {}
-    leaves = [_dims(exported, looks.get(one.arg.name), dims) for one in constants]
+    leaves = [_dims(exported, one.arg.name, looks.get(one.arg.name), dims) for one in constants]
     if not any(leaves):
         return None
     args, kwargs = pytree.tree_unflatten(leaves, exported.call_spec.in_spec)
     return (*args, *kwargs.values())
 
 
-def _dims(exported: ExportedProgram, look: Any, dims: dict[str, Any]) -> dict[int, Any] | None:
+def _dims(exported: ExportedProgram, tensor: str, look: Any, dims: dict[str, Any]) -> dict[int, Any] | None:
     if not isinstance(look, torch.Tensor):
         return None
     found: dict[int, Any] = {}
@@ -154,7 +154,7 @@ def _dims(exported: ExportedProgram, look: Any, dims: dict[str, Any]) -> dict[in
             continue
         name = str(plain[dim])
         upper = int(bounds.upper) if bounds.upper < 2**31 else None
-        found[dim] = dims.setdefault(name, Dim(name, min=max(int(bounds.lower), 0), max=upper))
+        found[dim] = dims.setdefault(name, Dim(f"{tensor}_dim_{dim}", min=max(int(bounds.lower), 0), max=upper))
     return found or None
 
 

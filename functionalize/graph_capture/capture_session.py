@@ -47,6 +47,7 @@ from functionalize.graph_capture.streams import streams_refused
 from functionalize.graph_capture.symbol_values import have_plain_keys, values_of_symbols
 from functionalize.graph_capture.symbolic_math import math_of_symbols
 from functionalize.graph_capture.tensor_attributes import TensorAttributes
+from functionalize.graph_capture.texts import Texts
 from functionalize.graph_capture.tracing_errors import OTHERWISE, otherwise
 from functionalize.graph_capture.view_inputs import view_of
 from functionalize.runtime.call_tree import CallTree
@@ -212,17 +213,26 @@ class CaptureSession(RecordingSession):
             if inputs.hooked:
                 lend(inputs.inputs)
             effects = SideEffectRecorder(self.states, inputs.follower.is_log, inputs.walk_again)
-            symbols = math_of_symbols(self.recorder.tracer), values_of_symbols(mode.shape_env)
+            texts = Texts(inputs.follower.is_log)
+            symbols = math_of_symbols(self.recorder.tracer), values_of_symbols(mode.shape_env, texts)
             self._attributes = TensorAttributes(inputs.inputs)
             code, identity = inputs.follower.code, self._attributes.identity
             converting, symbolic = code.converting.values(), bool(self._sizes)
             classes = classes_of_stand_ins(mode.shape_env, code.asking, identity, converting, at_once=symbolic)
             around = self._attributes.answered(), HooksLeft(self.states)
-            with self.active(), symbols[0], symbols[1] as looked_up, classes, around[0], around[1] as hooks:
+            with (
+                self.active(),
+                symbols[0],
+                symbols[1] as looked_up,
+                classes,
+                around[0],
+                around[1] as hooks,
+                texts.kept(),
+            ):
                 self._sizes.relate()
                 self._sizes.name(mode.shape_env)
                 with self.recorder, self._sizes.lines_noted(mode.shape_env, self._provenance.now):
-                    left = functools.partial(self._left, effects, hooks)
+                    left = functools.partial(self._left, effects, hooks, texts)
                     run = functools.partial(self._program, looked_up)
                     found = self.record(run, inputs.inputs, left, self._provenance.here, self._follow)
         self._sizes.check(mode.shape_env)
@@ -243,10 +253,12 @@ class CaptureSession(RecordingSession):
         return next(f"the input `{entry.name}`" for entry in self._inputs.inputs if id(entry.value) == tensor)
 
     def _left(
-        self, effects: SideEffectRecorder, hooks: HooksLeft, objects: ObjectGraph, returned: list[Any]
+        self, effects: SideEffectRecorder, hooks: HooksLeft, texts: Texts, objects: ObjectGraph, returned: list[Any]
     ) -> LeftInObjects:
         hooks.note()
-        left = LeftInObjects(effects.side_effects(objects, returned), self._steps.described(objects.recipe))
+        objects.texts = texts
+        changes, steps = effects.side_effects(objects, returned), self._steps.described(objects.recipe)
+        left = LeftInObjects(changes, steps, texts.described(objects.recipe))
         self._numbers.check_kept(objects.is_reached)
         self._generators.make_anew(self.recorder.tracer.graph)
         return left

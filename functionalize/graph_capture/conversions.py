@@ -20,6 +20,8 @@ from typing import Any
 import torch
 
 from functionalize._torch.tensors import SYMBOLS
+from functionalize.graph_capture.text_flow import templates
+from functionalize.graph_capture.texts import Template, print_
 
 _LOAD_GLOBAL, _LOAD_CONST, _EXTENDED_ARG = dis.opmap["LOAD_GLOBAL"], dis.opmap["LOAD_CONST"], dis.opmap["EXTENDED_ARG"]
 _NOP, _CACHE, _PUSH_NULL = dis.opmap["NOP"], dis.opmap.get("CACHE"), dis.opmap.get("PUSH_NULL")
@@ -52,7 +54,7 @@ def _int(value: Any = 0, /, *base: Any, **options: Any) -> Any:
     return math.trunc(value)
 
 
-CONVERSIONS: dict[str, Any] = {"float": _float, "int": _int}
+CONVERSIONS: dict[str, Any] = {"float": _float, "int": _int, "print": print_}
 
 
 def _number_of(value: Any) -> Any:
@@ -95,6 +97,10 @@ def _converting(code: types.CodeType, names: frozenset[str]) -> types.CodeType:
         if index == len(constants):
             constants.append(CONVERSIONS[name])
         steps[at:end] = bytes(loads) + bytes([_NOP, 0]) * ((end - at - len(loads)) // 2)
+    for at, text in templates(code):
+        constants.append(Template(text))
+        if len(constants) <= _LARGEST + 1 and (at == 0 or steps[at - 2] != _EXTENDED_ARG):
+            steps[at + 1] = len(constants) - 1
     if all(one is other for one, other in zip(constants, code.co_consts, strict=False)) and steps == code.co_code:
         return code
     return code.replace(co_code=bytes(steps), co_consts=tuple(constants))
@@ -111,7 +117,7 @@ def _conversions(code: types.CodeType, names: frozenset[str]) -> Iterator[tuple[
         loads = steps[at] == _LOAD_GLOBAL and (at == 0 or steps[at - 2] != _EXTENDED_ARG)
         name = code.co_names[steps[at + 1] >> 1 if _SAYS_CALLS else steps[at + 1]] if loads else ""
         called = loads and (bool(steps[at + 1] & 1) if _SAYS_CALLS else _is_called(steps, end))
-        constant = end < len(steps) and steps[end] == _LOAD_CONST  # which needs no conversion of ours
+        constant = name != "print" and end < len(steps) and steps[end] == _LOAD_CONST  # which needs no conversion
         if name in names and ((called and not constant) or before == "map"):
             yield at, end, name, called
         before = name if called else ""

@@ -27,6 +27,7 @@ from functionalize.call_stack import Location, Origin
 from functionalize.errors import UnsupportedProgramError
 from functionalize.graph_capture import iterators
 from functionalize.graph_capture.classes_of_stand_ins import of_python
+from functionalize.graph_capture.texts import MARK, Texts
 from functionalize.runtime.anatomy import anatomy_of, attributes_of, key_name
 from functionalize.runtime.entered import OPAQUE, behind, key_behind
 from functionalize.runtime.objects import NumberRef, ObjectRef, Recipe, TensorRef
@@ -65,6 +66,7 @@ class ObjectGraph:
         self._recipes: dict[int, Recipe] = {}
         self._kept: list[Any] = []  # so that no identity is used again
         self._pending: list[tuple[list[Any], Sequence[tuple[str, Any]], str]] = []
+        self.texts: Texts | None = None  # that the program keeps in logs
 
     def look(self, known: Mapping[int, tuple[int, int]], stand_ins: Collection[int], roots: Roots) -> None:
         """Find out what is to be made anew.
@@ -157,6 +159,8 @@ class ObjectGraph:
         if isinstance(value, SYMBOLS):
             self.symbols.append(value)
             return NumberRef(len(self.symbols) - 1)
+        if isinstance(value, str) and self.texts is not None and MARK.search(value):
+            return self.texts.recipe(value, lambda number: self._part(number, path))
         known = self._known.get(id(value))
         if known is not None:
             return ObjectRef(*known)

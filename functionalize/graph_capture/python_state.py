@@ -85,7 +85,8 @@ class ProgramCode:
         for name in _BUILTINS.intersection(found.loaded) | (_ASKED - _BUILTINS).intersection(found.all):
             self.asking[name][id(function.__globals__)] = function.__globals__
         calls = not CONVERSIONS.keys().isdisjoint(found.loaded)
-        if calls and not is_of_torch_or_python(str(function.__module__)):
+        writes = any(isinstance(constant, str) and "%" in constant for constant in function.__code__.co_consts)
+        if (calls or writes) and not is_of_torch_or_python(str(function.__module__)):
             self.converting[id(function)] = function
         if is_own(function.__module__ or ""):
             self.catches = self.catches or catches(function.__code__)

@@ -8,6 +8,7 @@ libraries, which keep what they found for some sizes: they ask, and do without.
 from __future__ import annotations
 
 import contextlib
+import operator
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
@@ -16,7 +17,9 @@ from typing import Any
 import torch
 
 from functionalize.call_stack import is_of_program
+from functionalize.graph_capture.texts import Texts
 from functionalize.graph_capture.variables import is_library_file
+from functionalize.transform.handlers.numbers import formatted
 
 _VALUES: dict[Any, Callable[[Any], Any]] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
 _METHODS = [
@@ -26,15 +29,17 @@ _METHODS = [
 
 
 @contextlib.contextmanager
-def values_of_symbols(environment: Any) -> Iterator[list[Any]]:
+def values_of_symbols(environment: Any, texts: Texts) -> Iterator[list[Any]]:
     """Have symbols of an environment be written and looked up as their values, each a decision then, or a refusal.
+
+    ``texts``: text that decides nothing.
 
     Yields:
         Those that were looked up.
     """
     before, looked_up = [(kind, name, getattr(kind, name)) for kind, name in _METHODS], list[Any]()
     for kind, name, method in before:
-        setattr(kind, name, _by_value(method, name, _VALUES[kind], environment, looked_up))
+        setattr(kind, name, _by_value(method, name, _VALUES[kind], environment, looked_up, texts))
     try:
         yield looked_up
     finally:
@@ -46,20 +51,29 @@ def values_of_symbols(environment: Any) -> Iterator[list[Any]]:
 
 
 def _by_value(
-    method: Callable[..., Any], name: str, value_of: Callable[[Any], Any], environment: Any, looked_up: list[Any]
+    method: Callable[..., Any],
+    name: str,
+    value_of: Callable[[Any], Any],
+    environment: Any,
+    looked_up: list[Any],
+    texts: Texts,
 ) -> Any:
     def by_value(symbol: Any, *args: Any) -> Any:
         ours = getattr(symbol.node, "shape_env", None) is environment and environment is not None
         if name == "__eq__" and not isinstance(symbol, torch.SymBool):
             return method(symbol, *(int(bool(one)) if isinstance(one, (bool, torch.SymBool)) else one for one in args))
         known = ours and name == "__hash__" and any(one is symbol for one in looked_up)
-        if not known and not (ours and is_of_program(sys._getframe(1).f_code)):
+        code = sys._getframe(1).f_code
+        if not known and not (ours and (is_of_program(code) or code is formatted.__code__)):
             return method(symbol, *args)
         if name == "__hash__" and not known:
-            asks = not is_library_file(sys._getframe(1).f_code.co_filename) and symbol.node.hint is None
+            asks = not is_library_file(code.co_filename) and symbol.node.hint is None
             if isinstance(symbol, torch.SymInt) and not asks and _is_size(symbol, environment):
                 return method(symbol)
             looked_up.append(symbol)
+        mark = None if name == "__hash__" else texts.written(symbol, operator.methodcaller(name, *args))
+        if mark is not None:
+            return mark
         return getattr(value_of(symbol), name)(*(bool(one) if isinstance(one, torch.SymBool) else one for one in args))
 
     return by_value

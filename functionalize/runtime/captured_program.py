@@ -251,7 +251,8 @@ class CapturedProgram(Exports):
             with CAPTURING:
                 others = [known for known in self._specializations if known not in tried]
                 found = agreeing(others, known_answers, arguments)
-                if found is None:
+                floats = found is None and self._are_too_many_floats(chosen.kind, known_answers[chosen.kind])
+                if found is None and not floats:
                     try:
                         found = self._new_variant(chosen.kind, known_answers[chosen.kind], arguments)
                     except Exception as error:
@@ -259,6 +260,8 @@ class CapturedProgram(Exports):
                             raise
                 if found is not None:
                     self._use(found[0])  # before another thread looks for it
+            if floats:
+                return self._as_written(arguments)
             if found is None:  # this way leads to an error of the program's, and perhaps writes before it
                 return self.original(*arguments.args, **arguments.kwargs)
             chosen, inputs = found
@@ -267,6 +270,23 @@ class CapturedProgram(Exports):
             except Diverged as error:
                 known_answers[chosen.kind] = error.answers
             tried.append(chosen)
+
+    def _are_too_many_floats(self, kind: object, answers: Answers) -> bool:
+        """Whether there are as many variants as are kept, and what asks for one more is a float: one for each value."""
+        return type(answers[-1]) is float and sum(one.kind is kind for one in self._specializations) >= self._cache_size
+
+    def _as_written(self, arguments: CallArguments) -> Any:
+        """What the original does, which hands floats of its data to code that takes Python's numbers alone."""
+        warnings.warn(
+            f"the program hands floats of its data to what takes Python's numbers alone, in more than "
+            f"{self._cache_size} calls\n"
+            "    why  each value is a variant of the program: the call, and such calls from now on, ran it as written\n"
+            "    try  keep the float, or its text, in a list that the program only adds to, or print it; return the "
+            "tensor",
+            NotCapturedWarning,
+            stacklevel=4,
+        )
+        return self.original(*arguments.args, **arguments.kwargs)
 
     def _new_variant(
         self, kind: object, answers: Answers, arguments: CallArguments

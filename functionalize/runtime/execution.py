@@ -75,10 +75,7 @@ def finish(metadata: ProgramMetadata, inputs: Sequence[Any], states: Sequence[Wa
         if not requires:
             _require_none(inputs[number])
     maker = Maker(states, ending.tensor, computed.results, metadata.graph.numbers)
-    for effect in metadata.side_effects:
-        effect.apply(states, maker)
-    for step in metadata.steps:
-        step.apply(states, maker)
+    metadata.left.apply(states, maker)
     return [maker.make(result) for result in metadata.results]
 
 

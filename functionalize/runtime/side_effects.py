@@ -6,6 +6,8 @@ with the attributes of objects among them.
 
 from __future__ import annotations
 
+import logging
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
@@ -138,14 +140,53 @@ class ScheduleStep:
 
 
 @dataclass(frozen=True)
+class PrintedLine:
+    """What a call prints when all else is done."""
+
+    values: tuple[Any, ...]  # how they are made
+    options: Mapping[str, Any]  # of `print`; the file is "stdout" or "stderr": what a call has by this name
+
+    def apply(self, maker: Maker) -> None:
+        """Print it."""
+        print(*map(maker.make, self.values), **{**self.options, "file": getattr(sys, self.options["file"])})
+
+
+@dataclass(frozen=True)
+class LoggedRecord:
+    """What a call logs when all else is done."""
+
+    values: tuple[Any, ...]  # how the message and its arguments are made
+    about: tuple[logging.Logger, logging.LogRecord]  # of the capture
+
+    def apply(self, maker: Maker) -> None:
+        """Log it, as of now."""
+        logger, record = self.about
+        message, *args = map(maker.make, self.values)
+        where = record.pathname, record.lineno
+        logger.handle(
+            logger.makeRecord(record.name, record.levelno, *where, message, tuple(args), None, record.funcName)
+        )
+
+
+@dataclass(frozen=True)
 class LeftInObjects:
     """What a program does to other objects than tensors, in the order in which a call does it."""
 
     side_effects: Sequence[SideEffect] = ()
     steps: Sequence[ScheduleStep] = ()
+    lines: Sequence[PrintedLine | LoggedRecord] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.side_effects or self.steps)
+        return bool(self.side_effects or self.steps or self.lines)
+
+    def apply(self, states: Sequence[Walked], maker: Maker) -> None:
+        """Do the same to a call's own objects, and print."""
+        for effect in self.side_effects:
+            effect.apply(states, maker)
+        for step in self.steps:
+            step.apply(states, maker)
+        for line in self.lines:
+            line.apply(maker)
 
 
 class Objects(Protocol):

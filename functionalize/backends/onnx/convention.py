@@ -120,8 +120,12 @@ class Convention:
             ValueError: another version of this package wrote it.
         """
         data = json.loads(text)
-        if data.pop("format", None) != FORMAT:
-            raise ValueError("another version of functionalize wrote the file\n    try  write it again by to_onnx")
+        written = data.pop("format", None)
+        if written != FORMAT:
+            raise ValueError(
+                f"another version of functionalize wrote the file: it has the format {written}, and this version reads "
+                f"{FORMAT}\n    try  write it again by to_onnx, or run it by the version that wrote it"
+            )
         kinds: dict[str, Any] = {"arguments": Argument, "state": State, "results": Result, "checks": Check}
         kinds["layouts"] = Layout
         for name, kind in kinds.items():

@@ -26,18 +26,18 @@ _IN_METADATA = 2**26  # bytes
 
 def write_first_values(model: Any, convention: Convention, values: Mapping[str, torch.Tensor], names: Names) -> None:
     """Put values, by the paths of the state, into a model (`onnx_ir.Model`). ``names``: those that the model has."""
-    values = {path: value.contiguous() for path, value in values.items() if value.any()}
-    small = sum(value.nbytes for value in values.values()) <= _IN_METADATA
+    raw = {path: value.contiguous().reshape(-1).view(torch.uint8) for path, value in values.items()}
+    raw = {path: elements for path, elements in raw.items() if elements.any()}  # -0.0 is no zero
+    small = sum(elements.numel() for elements in raw.values()) <= _IN_METADATA
     for state in convention.state:
-        value = values.get(state.target)
-        if value is None:
+        elements = raw.get(state.target)
+        if elements is None:
             continue
         state.initial = names.claim(f"{KEY}.initial.{state.input}")
         if small:
-            raw = value.reshape(-1).view(torch.uint8).numpy().tobytes()
-            model.metadata_props[state.initial] = base64.b64encode(raw).decode()
+            model.metadata_props[state.initial] = base64.b64encode(elements.numpy().tobytes()).decode()
         else:
-            _add_weight(model, state.initial, value)
+            _add_weight(model, state.initial, values[state.target].contiguous())
 
 
 def _add_weight(model: Any, name: str, value: torch.Tensor) -> None:

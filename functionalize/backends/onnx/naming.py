@@ -113,8 +113,17 @@ def rename_sizes(model: Any, given: Mapping[str, str]) -> dict[str, str]:
     for value in dict.fromkeys([*graph.inputs, *graph.outputs, *inside]):
         for dim, size in enumerate(value.shape or ()):
             if isinstance(size, onnx_ir.SymbolicDim) and size.value is not None:
-                value.shape[dim] = renamed(str(size.value), names)
+                value.shape[dim] = _in_order(renamed(str(size.value), names))
     return names
+
+
+def _in_order(size: str) -> str:
+    """Sums of products in the order of their names: sympy's is that of symbols, whose names differ from run to run."""
+    if not re.fullmatch(r"\w+(( \+ |\*)\w+)*", size):
+        return size
+    products = [product.split("*") for product in size.split(" + ")]
+    terms = ["*".join(sorted(factors, key=lambda factor: (not factor.isdigit(), factor))) for factors in products]
+    return " + ".join(sorted(terms, key=lambda term: (term.isdigit(), term)))
 
 
 # Values

@@ -18,6 +18,7 @@ import onnx
 import onnxruntime
 import torch
 from google.protobuf.message import DecodeError  # what reading a file of another kind raises
+from torch.utils.dlpack import from_dlpack
 
 from functionalize._torch import FakeTensor, pytree
 from functionalize.aliasing.geometry import Layout
@@ -248,7 +249,7 @@ class OnnxProgram:
         self.session.run_with_iobinding(binding)
         for output, value in zip(self._outputs, binding.get_outputs(), strict=True):
             if output.name not in given:
-                given[output.name] = torch.from_numpy(value.numpy())
+                given[output.name] = from_dlpack(value).view(_NAMES[output.type])  # NumPy has no bfloat16
         return given
 
     def _check(self, given: dict[str, torch.Tensor]) -> None:

@@ -285,10 +285,12 @@ def _saved(made: Any, path: Path | None, external_data: bool) -> Iterator[Path]:
 
 
 def _weights_beside(path: Path) -> set[str]:
-    """The file of weights, of the model that lies at a path, that this module wrote beside it."""
+    """The file of weights that was written beside the model at a path: one that it refers to, or an empty one."""
     name = f"{path.name}.data"
     if not (path.is_file() and (path.parent / name).is_file()):
         return set()
+    if not (path.parent / name).stat().st_size:
+        return {name}
     try:
         model = onnx.load(str(path), load_external_data=False)
     except (DecodeError, ValueError):  # another kind of file

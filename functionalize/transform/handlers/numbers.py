@@ -26,7 +26,6 @@ from functionalize._torch import (
 )
 
 _NUMBERS = (int, float, *SYMBOLS)
-_KINDS: dict[type, type] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
 
 
 def _integer(tensor: torch.Tensor) -> int:
@@ -48,17 +47,11 @@ def _truth(input: torch.Tensor) -> bool:
     raise RuntimeError(f"Boolean value of Tensor with {values} is ambiguous")
 
 
-def _formatted(tensor: torch.Tensor, text: str) -> str:
-    """``format(tensor, text)``: that of its number, as torch has it of tensors that are no fake ones.
-
-    A name is made of a whole number (`f"expert_{index}"`); what of a float has no format is printed.
-    """
-    whole = not (tensor.is_floating_point() or tensor.is_complex())
-    number_shown = (text or whole) and isinstance(tensor, FakeTensor) and not isinstance(tensor, torch.nn.Parameter)
-    if tensor.dim() or not number_shown:
+def formatted(tensor: torch.Tensor, text: str) -> str:
+    """``format(tensor, text)``: that of its number, as torch has it of tensors that are no fake ones."""
+    if tensor.dim() or not isinstance(tensor, FakeTensor) or isinstance(tensor, torch.nn.Parameter):
         return torch.Tensor.__format__(tensor, text)  # type: ignore[no-any-return, no-untyped-call]
-    number: Any = tensor.item()
-    return format(_KINDS.get(type(number), type(number))(number), text)
+    return format(tensor.item(), text)
 
 
 def _tensor_of(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -278,7 +271,7 @@ SPELT_OUT: dict[Any, Callable[..., Any]] = {
     torch.Tensor.__int__: _integer,
     **dict.fromkeys((torch.Tensor.__bool__, torch.Tensor.is_nonzero, torch.is_nonzero), _truth),
     torch.broadcast_tensors: _broadcast,
-    torch.Tensor.__format__: _formatted,
+    torch.Tensor.__format__: formatted,
     **dict.fromkeys((torch.tensor_split, torch.Tensor.tensor_split), _tensor_split),
     torch.tensor: _tensor_of(torch.tensor),
     torch.as_tensor: _tensor_of(torch.as_tensor),
