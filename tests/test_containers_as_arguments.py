@@ -20,9 +20,9 @@ from functionalize._torch import pytree
 pytest.importorskip("onnxscript")
 pytest.importorskip("onnxruntime")
 pytest.importorskip("jax")
-from functionalize.backends import jax as ours  # noqa: E402
-from functionalize.backends import onnx  # noqa: E402
-from functionalize.backends.jax import stablehlo  # noqa: E402
+from functionalize.backends import jax as ours
+from functionalize.backends import onnx
+from functionalize.backends.jax import stablehlo
 
 Container = Callable[[Tensor, Tensor], Any]
 
@@ -85,7 +85,7 @@ def test_arguments_in_containers(name: str, tmp_path: Path) -> None:
     else:
         assert torch.equal(_by_torch(make, onnx.load(captured.to_onnx(tmp_path / "program.onnx"))), want)
     if "stablehlo" in refusing:
-        with pytest.raises(UnsupportedProgramError, match="the program takes a|no name in files"):
+        with pytest.raises(UnsupportedProgramError, match=r"the program takes a|no name in files"):
             captured.to_stablehlo(tmp_path / "program.stablehlo")
     else:
         loaded = stablehlo.load(captured.to_stablehlo(tmp_path / "program.stablehlo"))
