@@ -7,7 +7,7 @@ Limits: a file runs on the platforms that it was written for; of state the sizes
 from __future__ import annotations
 
 import os
-from collections import OrderedDict, namedtuple
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -100,17 +100,6 @@ def serialized(program: JaxProgram, platforms: Any = None) -> bytes:
             at="the arguments",
         )
 
-    what = "a dict whose keys are no text"
-    if all(_has_names(path) for path, _ in pytree.tree_flatten_with_path((args, kwargs))[0]):
-        what = _unknown_container(pytree.tree_structure((args, kwargs)))
-    if what:
-        raise UnsupportedProgramError(
-            f"the program takes {what}",
-            why="a StableHLO file takes arrays, in tuples, lists, and dicts with text for keys",
-            hint="pass what it holds as a list, or under text; or call `to_jax()`, which takes it",
-            at="the arguments",
-        )
-
     def function(state: Any, /, *args: Any, **kwargs: Any) -> Any:
         new, outputs = program(state, *args, **kwargs)
         return new, _in_file(tuple(outputs) if isinstance(outputs, Written) else outputs)
@@ -163,13 +152,6 @@ def _in_file(outputs: Any) -> Any:
             at="what it returns",
         )
     return with_ordered(outputs, lambda keys: keys != sorted(keys))
-
-
-def _unknown_container(spec: pytree.TreeSpec) -> str:
-    """A container that JAX would take for an array, in words; empty where there is none."""
-    if not (spec.is_leaf() or spec.type in (tuple, list, dict, OrderedDict, namedtuple)):
-        return f"a {spec.type.__name__}"
-    return next((what for child in spec.children() if (what := _unknown_container(child))), "")
 
 
 def _has_names(path: Any) -> bool:
