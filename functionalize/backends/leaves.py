@@ -69,8 +69,9 @@ def with_ordered(tree: Any, where: Callable[[list[Any]], bool]) -> Any:
     """A nest with an OrderedDict for each dict of some keys: libraries that sort a dict take that in its own order.
 
     Example:
-        >>> with_ordered([{"b": 1, 2: {}}], lambda keys: not is_sortable(keys))
-        [OrderedDict({'b': 1, 2: {}})]
+        >>> made = with_ordered([{"b": 1, 2: 0}, {"a": 1}], lambda keys: not is_sortable(keys))
+        >>> [type(part).__name__ for part in made]
+        ['OrderedDict', 'dict']
     """
     if isinstance(tree, dict):
         kind = OrderedDict if where(list(tree)) else type(tree)
