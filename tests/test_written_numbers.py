@@ -83,9 +83,17 @@ def require(holds: bool, message: str) -> None:
         raise ValueError(f"not so: {message}")
 
 
+def asserted(x: torch.Tensor) -> torch.Tensor:
+    message = f"the sum is {x.sum().item()}"
+    assert x.sum().item() > 0, message
+    if x.max() < 0:
+        raise ValueError(message)
+    return x * 2
+
+
 PROGRAMS = (
     *(formatted, formatted_item, by_percent, by_percent_of_tensor, by_method, as_text, in_a_dict, by_a_variable),
-    *(printed, logged, checked),
+    *(printed, logged, checked, asserted),
 )
 
 

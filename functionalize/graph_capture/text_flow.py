@@ -25,6 +25,7 @@ _FORMATS = {"FORMAT_SIMPLE": 1, "FORMAT_WITH_SPEC": 2, "CONVERT_VALUE": 1}
 _FIXED = {
     **dict.fromkeys(_IDLE, (0, 0)),
     **dict.fromkeys(("LOAD_CONST", "LOAD_DEREF", "LOAD_NAME", "LOAD_CLOSURE", "PUSH_NULL"), (0, 1)),
+    "LOAD_ASSERTION_ERROR": (0, 1),
     **dict.fromkeys(("LOAD_FAST", "LOAD_FAST_BORROW", "LOAD_FAST_CHECK"), (0, 1)),
     **dict.fromkeys(("POP_TOP", "RETURN_VALUE", "STORE_FAST", "STORE_DEREF", "RAISE_VARARGS"), (1, 0)),
     **dict.fromkeys(("BINARY_OP", "BINARY_SUBSCR", "BINARY_ADD", "BINARY_MODULO", "BINARY_MULTIPLY"), (2, 1)),
@@ -172,14 +173,14 @@ class TextFlow:
 
     def _is_sink(self, use: _Use) -> bool:
         """Whether a call keeps an argument, prints it, or has it for the message of an error."""
+        after = _use(self._steps, use.place)
+        if after is not None and self._steps[after.place].opname == "RAISE_VARARGS":
+            return True
         place, call = _callee(self._steps, use.place), self._steps[use.place]
         if place < 0 or use.depth > call.arg:
             return False
         loaded = self._steps[place]
         if loaded.argval is self._printing:
-            return True
-        after = _use(self._steps, use.place)
-        if after is not None and self._steps[after.place].opname == "RAISE_VARARGS":
             return True
         if loaded.opname in ("LOAD_METHOD", "LOAD_ATTR"):
             owner = self._loaded(place - 1)
