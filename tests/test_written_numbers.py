@@ -85,7 +85,8 @@ def require(holds: bool, message: str) -> None:
 
 def asserted(x: torch.Tensor) -> torch.Tensor:
     message = f"the sum is {x.sum().item()}"
-    assert x.sum().item() > 0, message
+    if x.sum().item() <= 0:
+        raise AssertionError(message)
     if x.max() < 0:
         raise ValueError(message)
     return x * 2
