@@ -40,7 +40,6 @@ from functionalize.graph_capture.numbers import ChangingNumbers, Numbers
 from functionalize.graph_capture.object_graph import ObjectGraph
 from functionalize.graph_capture.provenance import Provenance
 from functionalize.graph_capture.random_sources import RandomSources, TorchGenerators
-from functionalize.graph_capture.unread_draws import UnreadDraws
 from functionalize.graph_capture.recording_session import RecordingSession
 from functionalize.graph_capture.schedules import ScheduleSteps
 from functionalize.graph_capture.started_threads import started_threads_refused
@@ -50,6 +49,7 @@ from functionalize.graph_capture.symbolic_math import math_of_symbols
 from functionalize.graph_capture.tensor_attributes import TensorAttributes
 from functionalize.graph_capture.texts import Texts
 from functionalize.graph_capture.tracing_errors import OTHERWISE, otherwise
+from functionalize.graph_capture.unread_draws import UnreadDraws
 from functionalize.graph_capture.view_inputs import view_of
 from functionalize.runtime.call_tree import CallTree
 from functionalize.runtime.capturing import CAPTURES

@@ -1,4 +1,4 @@
-"""Random numbers of Python and NumPy that a program draws, and does not look at: a layer that drops out in training only.
+"""Random numbers of Python and NumPy that a program draws, and does not look at: layers that drop out in training.
 
 While a program runs, functions that draw give a stand-in for their number, which notes whether anybody looks at it.
 Numbers that nobody has looked at decide nothing: a call draws as many, so that the generators go on as in eager.
@@ -39,6 +39,11 @@ class _Unread:
     def __init__(self, number: Any, note: Callable[[], None]) -> None:
         self._number, self._note = number, note
 
+    @property
+    def __class__(self) -> Any:
+        self._note()
+        return type(self._number)
+
     def __getattr__(self, name: str) -> Any:
         self._note()
         return getattr(self._number, name)
@@ -53,7 +58,6 @@ def _looked_at(name: str) -> Any:
 
 for _name in _METHODS:
     setattr(_Unread, f"__{_name}__", _looked_at(f"__{_name}__"))
-_Unread.__class__ = property(lambda self: _Unread.__getattr__(self, "__class__"))  # type: ignore[assignment]
 
 
 class UnreadDraws:
@@ -92,8 +96,9 @@ class UnreadDraws:
 
     def note_error(self, error: Exception) -> bool:
         """Whether an error is that of a function which looks at a stand-in, and wants a number."""
-        self._is_read |= isinstance(error, TypeError) and _Unread.__name__ in str(error)
-        return self._is_read and isinstance(error, TypeError)
+        named = _Unread.__name__ in str(error)
+        self._is_read |= named
+        return named or (self._is_read and isinstance(error, TypeError))
 
     def decide_nothing(self) -> bool:
         """Whether the program, which is over, has neither looked at one nor keeps one."""

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from functionalize._torch import decided, on_handles, pytree, steps_over, unbacked
-from functionalize.aliasing.geometry import Layout, size_hint, hint
+from functionalize.aliasing.geometry import Layout, hint, size_hint
 from functionalize.aliasing.tensor_queries import is_contiguous, is_plain_strided, same_strides
 from functionalize.aliasing.view_rules import Value
 from functionalize.errors import UnsupportedMutationError
@@ -155,7 +155,8 @@ def order_of(context: FunctionalizationContext, handle: torch.Tensor) -> list[in
 
 def _is_further_out(handle: torch.Tensor, layout: Layout, outer: int, inner: int) -> bool:
     """Whether a dimension lies outside of another one, or the two have no order; what only the data tell is asked."""
-    (size, other_size), (stride, other_stride) = ([of[dim] for dim in (outer, inner)] for of in (layout.size, layout.stride))
+    size, other_size = layout.size[outer], layout.size[inner]
+    stride, other_stride = layout.stride[outer], layout.stride[inner]
     plain = type(stride) is int and type(other_stride) is int
     if stride > other_stride if plain else steps_over(handle, outer, inner):
         return True
