@@ -109,10 +109,11 @@ def _in_turn(call: Any, count: Any, dtype: torch.dtype, *args: Any, **kwargs: An
     rest = count - count // rows * rows
     unset = call(aten.empty_strided.default, [rows, count // rows], [1, rows], dtype=dtype, device="cpu")
     drawn = call(aten.normal_functional.default, unset, *args, **kwargs)
-    in_order = call(aten.view.default, call(aten.permute.default, drawn, [1, 0]), [-1])
+    columns = [count // rows * rows, 1]  # torch's `cat` asks tensors of one dimension whether they are empty
+    in_order = call(aten.view.default, call(aten.permute.default, drawn, [1, 0]), columns)
     if type(rest) is int and rest == 0:
         return in_order
-    unset = call(aten.empty.memory_format, [rest], dtype=dtype, device="cpu")
+    unset = call(aten.empty.memory_format, [rest, 1], dtype=dtype, device="cpu")
     return call(aten.cat.default, [in_order, call(aten.normal_functional.default, unset, *args, **kwargs)])
 
 
