@@ -10,7 +10,9 @@ Invariant: each op draws once. Limits: in a graph, a handle with gaps draws as o
 
 from __future__ import annotations
 
+import itertools
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -61,8 +63,7 @@ def compute(context: FunctionalizationContext, op: Any, args: Sequence[Any], kwa
     order = order_of(context, handle)
     back = sorted(range(len(order)), key=order.__getitem__)
     if op is aten.normal_functional.default and _is_large_with_gaps(handle, order):
-        drawn = _in_turn(call, handle.numel(), handle.dtype, *args[1:], **kwargs)
-        return call(aten.permute.default, call(aten.view.default, drawn, [handle.size(dim) for dim in order]), back)
+        return _one_after_another(call, handle, order, *args[1:], **kwargs)
     longer = [dim for dim in order if hint(handle.size(dim)) != 1]  # the others say nothing of the order
     in_order = longer == sorted(longer)
     value = context.value(handle)
@@ -103,17 +104,28 @@ def _is_large_with_gaps(handle: torch.Tensor, order: Sequence[int]) -> bool:
     return not is_contiguous(on_handles(torch.Tensor.permute, (handle, order), {}))
 
 
-def _in_turn(call: Any, count: Any, dtype: torch.dtype, *args: Any, **kwargs: Any) -> Value:
-    """``count`` normal numbers, drawn one after another: into a tensor that is not contiguous."""
+def _one_after_another(call: Any, handle: torch.Tensor, order: Sequence[int], *args: Any, **kwargs: Any) -> Value:
+    """Normal numbers for a handle, drawn one after another: into a tensor that is not contiguous, and has no gaps."""
+    sizes = [handle.size(dim) for dim in reversed(order)]
+    if sum(hint(size) != 1 for size in sizes) < 2:
+        drawn = _in_a_row(call, handle.numel(), handle.dtype, *args, **kwargs)
+        return call(aten.view.default, drawn, list(handle.size()))
+    strides = list(itertools.accumulate(sizes[:-1], operator.mul, initial=1))
+    unset = call(aten.empty_strided.default, sizes, strides, dtype=handle.dtype, device="cpu")
+    drawn = call(aten.normal_functional.default, unset, *args, **kwargs)
+    return call(aten.permute.default, drawn, [len(order) - 1 - order.index(dim) for dim in range(len(order))])
+
+
+def _in_a_row(call: Any, count: Any, dtype: torch.dtype, *args: Any, **kwargs: Any) -> Value:
+    """The same for one dimension: into rows, whose number divides ``count`` but for a rest."""
     rows = next((n for n in range(2, math.isqrt(count) + 1) if count % n == 0), 2) if type(count) is int else 2
     rest = count - count // rows * rows
     unset = call(aten.empty_strided.default, [rows, count // rows], [1, rows], dtype=dtype, device="cpu")
     drawn = call(aten.normal_functional.default, unset, *args, **kwargs)
-    columns = [count // rows * rows, 1]  # torch's `cat` asks tensors of one dimension whether they are empty
-    in_order = call(aten.view.default, call(aten.permute.default, drawn, [1, 0]), columns)
+    in_order = call(aten.view.default, call(aten.permute.default, drawn, [1, 0]), [-1])
     if type(rest) is int and rest == 0:
         return in_order
-    unset = call(aten.empty.memory_format, [rest, 1], dtype=dtype, device="cpu")
+    unset = call(aten.empty.memory_format, [rest], dtype=dtype, device="cpu")
     return call(aten.cat.default, [in_order, call(aten.normal_functional.default, unset, *args, **kwargs)])
 
 
