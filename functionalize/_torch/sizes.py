@@ -55,20 +55,22 @@ def steps_over(tensor: torch.Tensor, outer: int, inner: int) -> bool:
 
     Where only the data tell: for all sizes with which the tensor has elements.
     """
-    from sympy import Dummy, Integer  # here, as below: loads sympy
+    import sympy  # type: ignore[import-untyped]  # here, as below: it takes long to load
     from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
-    numbers = [number if type(number) is int else number.node for number in (*tensor.size(), *tensor.stride())]
+    numbers: list[Any] = [
+        number if type(number) is int else number.node for number in (*tensor.size(), *tensor.stride())
+    ]
     ranges = {symbol: bounds for node in numbers for symbol, bounds in _ranges(node).items()}
     sizes, strides = numbers[: tensor.dim()], numbers[tensor.dim() :]
     for size in sizes:
         if type(size) is not int and size.expr.is_Symbol:
             ranges[size.expr] &= ValueRanges(1, _MOST)
-    several = Dummy("several", integer=True, positive=True)
+    several = sympy.Dummy("several", integer=True, positive=True)
     ranges[several] = ValueRanges(2, _MOST)
     own = {} if type(sizes[inner]) is int else {sizes[inner].expr: several}
     one, other = (stride if type(stride) is int else stride.expr for stride in (strides[outer], strides[inner]))
-    ratio, unit = (Integer(1) * one / other).xreplace(own).as_numer_denom()
+    ratio, unit = (sympy.Integer(1) * one / other).xreplace(own).as_numer_denom()
     return bool(unit.is_number and bound_sympy(ratio, ranges).lower > unit)
 
 

@@ -249,12 +249,12 @@ class RandomSources:
             found.append(_Source("numpy.random", False, numpy.get_state, numpy.set_state))
         self._before = [(source, source.read()) for source in found]
 
-    def restore(self, unread: UnreadDraws) -> list[LineWanted]:
+    def restore(self, unread: UnreadDraws | None = None) -> list[LineWanted]:
         """Put back what has changed; why the program cannot do so. ``unread``: draws that it may do."""
         changed = self._changed()
         states = [source.read() for source, _ in changed]
         self._put_back(changed)
-        if changed and unread.calls and unread.decide_nothing():
+        if changed and unread and unread.calls and unread.decide_nothing():
             unread.again()
             refused = [pair for pair, after in zip(changed, states, strict=True) if not _same(pair[0].read(), after)]
             self._put_back(changed)

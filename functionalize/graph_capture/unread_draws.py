@@ -39,7 +39,7 @@ class _Unread:
     def __init__(self, number: Any, note: Callable[[], None]) -> None:
         self._number, self._note = number, note
 
-    @property
+    @property  # type: ignore[misc]  # Python asks the class of an object where its type says no
     def __class__(self) -> Any:
         self._note()
         return type(self._number)
