@@ -174,6 +174,11 @@ class _SkipsLayers(nn.Module):
         return x
 
 
+def _of_numpy_now() -> Any:
+    state: Any = numpy.random.get_state()
+    return state[2]
+
+
 def _of_numpy() -> float:
     return numpy.random.uniform(0, 1)
 
@@ -185,9 +190,9 @@ def _of_python() -> float:
 @pytest.mark.parametrize("draw", [_of_numpy, _of_python])
 def test_numbers_that_nobody_looks_at_are_drawn_by_calls(draw: Callable[[], float]) -> None:
     model = _SkipsLayers(draw).eval()
-    before = random.getstate(), numpy.random.get_state()[2]
+    before = random.getstate(), _of_numpy_now()
     program = capture(model, (torch.ones(2),))
-    assert before == (random.getstate(), numpy.random.get_state()[2])
+    assert before == (random.getstate(), _of_numpy_now())
     for seed in range(3):
         results = []
         for run in (program, model):
@@ -200,6 +205,13 @@ def test_numbers_that_nobody_looks_at_are_drawn_by_calls(draw: Callable[[], floa
 
 
 _KEPT = list[Any]()
+
+
+def _keeping(x: Tensor) -> Tensor:
+    _KEPT.append(random.random())
+    return x + 1
+
+
 _LOOKING: dict[str, Callable[[Tensor], Any]] = {
     "factor": lambda x: x * random.random(),
     "argument": lambda x: torch.mul(x, random.random()),
@@ -209,7 +221,7 @@ _LOOKING: dict[str, Callable[[Tensor], Any]] = {
     "decision": lambda x: x if random.random() < 0.5 else -x,
     "truth": lambda x: x if numpy.random.randint(2) else -x,
     "result": lambda x: (x + 1, numpy.random.uniform(0, 1)),
-    "kept": lambda x: (_KEPT.append(random.random()), x + 1)[1],
+    "kept": _keeping,
     "text": lambda x: (f"{random.random()}", x + 1)[1],
     "class": lambda x: x + 1 if isinstance(random.random(), float) else x,
     "array": lambda x: (numpy.random.uniform(0, 1, 3), x + 1)[1],
@@ -222,10 +234,10 @@ _LOOKING: dict[str, Callable[[Tensor], Any]] = {
 @pytest.mark.every(3)
 @pytest.mark.parametrize("name", _LOOKING)
 def test_numbers_that_are_looked_at_are_refused(name: str) -> None:
-    before = random.getstate(), numpy.random.get_state()[2]
+    before = random.getstate(), _of_numpy_now()
     with pytest.raises(UnsupportedProgramError, match=r"draws numbers from(.|\n)*test_draws_by_data"):
         capture(_LOOKING[name], (torch.ones(2),))
-    assert before == (random.getstate(), numpy.random.get_state()[2])
+    assert before == (random.getstate(), _of_numpy_now())
     assert not _KEPT
 
 

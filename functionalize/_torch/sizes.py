@@ -55,7 +55,7 @@ def steps_over(tensor: torch.Tensor, outer: int, inner: int) -> bool:
 
     Where only the data tell: for all sizes with which the tensor has elements.
     """
-    import sympy  # type: ignore[import-untyped]  # here, as below: it takes long to load
+    from torch.fx.experimental import symbolic_shapes  # here, as below: loads sympy
     from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
     numbers: list[Any] = [
@@ -66,6 +66,7 @@ def steps_over(tensor: torch.Tensor, outer: int, inner: int) -> bool:
     for size in sizes:
         if type(size) is not int and size.expr.is_Symbol:
             ranges[size.expr] &= ValueRanges(1, _MOST)
+    sympy: Any = symbolic_shapes.sympy  # type: ignore[attr-defined]  # what symbols are made of
     several = sympy.Dummy("several", integer=True, positive=True)
     ranges[several] = ValueRanges(2, _MOST)
     own = {} if type(sizes[inner]) is int else {sizes[inner].expr: several}
