@@ -274,7 +274,7 @@ def _quantized(path: Path, made: Path) -> None:
 def _preprocessed(path: Path, made: Path) -> None:
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
-    quant_pre_process(str(path), str(made), skip_symbolic_shape=True)  # which fails for files of torch's exporter, too
+    quant_pre_process(str(path), str(made), skip_symbolic_shape=True)
 
 
 def _optimized_by_runtime(path: Path, made: Path) -> None:
@@ -468,7 +468,9 @@ def test_weights_of_a_file_that_was_there_are_removed(tmp_path: Path) -> None:
 
 
 _IN_CI = ("gru", "resnet", "llama")
-_WITHOUT_TOOLS = ("gru", "llama")  # the first in a test of its own; each call of the last is at another position
+# The first in a test of its own; each call of the second is at another position; the last rounds to lengths, which
+# what quantization leaves of a number may change.
+_WITHOUT_TOOLS = ("gru", "llama", "vits")
 
 
 def _marked(name: str) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -15,6 +16,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor  # no public path to it
 
 from functionalize._torch.tensors import SYMBOLS, is_symbolic
+
+_MOST = sys.maxsize
 
 
 def is_symbol(number: Any) -> bool:
@@ -45,6 +48,35 @@ def hint_of(number: Any, fallback: int | None = None) -> Any:
 def unbacked(numbers: Sequence[Any]) -> bool:
     """Whether some size is known when the program runs only: it comes from data, not from the inputs' sizes."""
     return any(type(number) is not int and hint_of(number) is None for number in numbers)
+
+
+def steps_over(tensor: torch.Tensor, outer: int, inner: int) -> bool:
+    """Whether one dimension's stride is known to be larger than another's, where both have several positions.
+
+    Where only the data tell: for all sizes with which the tensor has elements.
+    """
+    from torch.fx.experimental import symbolic_shapes  # here, as below: loads sympy
+    from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
+
+    numbers: list[Any] = [
+        number if type(number) is int else number.node for number in (*tensor.size(), *tensor.stride())
+    ]
+    ranges = {symbol: bounds for node in numbers for symbol, bounds in _ranges(node).items()}
+    sizes, strides = numbers[: tensor.dim()], numbers[tensor.dim() :]
+    for size in sizes:
+        if type(size) is not int and size.expr.is_Symbol:
+            ranges[size.expr] &= ValueRanges(1, _MOST)
+    sympy: Any = symbolic_shapes.sympy  # type: ignore[attr-defined]  # what symbols are made of
+    several = sympy.Dummy("several", integer=True, positive=True)
+    ranges[several] = ValueRanges(2, _MOST)
+    own = {} if type(sizes[inner]) is int else {sizes[inner].expr: several}
+    one, other = (stride if type(stride) is int else stride.expr for stride in (strides[outer], strides[inner]))
+    ratio, unit = (sympy.Integer(1) * one / other).xreplace(own).as_numer_denom()
+    return bool(unit.is_number and bound_sympy(ratio, ranges).lower > unit)
+
+
+def _ranges(node: Any) -> dict[Any, Any]:
+    return {} if type(node) is int else {free: node.shape_env.var_to_range[free] for free in node.expr.free_symbols}
 
 
 def decided(condition: Any) -> bool | None:

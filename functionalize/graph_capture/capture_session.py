@@ -49,6 +49,7 @@ from functionalize.graph_capture.symbolic_math import math_of_symbols
 from functionalize.graph_capture.tensor_attributes import TensorAttributes
 from functionalize.graph_capture.texts import Texts
 from functionalize.graph_capture.tracing_errors import OTHERWISE, otherwise
+from functionalize.graph_capture.unread_draws import UnreadDraws
 from functionalize.graph_capture.view_inputs import view_of
 from functionalize.runtime.call_tree import CallTree
 from functionalize.runtime.capturing import CAPTURES
@@ -170,17 +171,19 @@ class CaptureSession(RecordingSession):
     def run(self) -> Recorded:
         """Record the program, and put the sources of random numbers back."""
         sources, changed = RandomSources(self._held), list[Exception]()
+        self._unread = unread = UnreadDraws()
         CAPTURES.running += 1
         try:
             watched = self._generators.watched(self._root, self.regions)
-            with outside_of_the_caller(), watched, started_threads_refused(), streams_refused():
+            with outside_of_the_caller(), watched, started_threads_refused(), streams_refused(), unread.watched():
                 found = self._recorded()
         except Exception as error:
             self._check_stand_ins(error)  # it may have gone another way than in eager
-            raise
+            if not unread.note_error(error):
+                raise
         finally:
             CAPTURES.running -= 1
-            changed += sources.restore()
+            changed += sources.restore(unread)
             take_back(self._constants.values(), self._lifted())
         for refused in changed:
             raise refused
@@ -337,7 +340,7 @@ class CaptureSession(RecordingSession):
         ways = inputs.convention, self.modes_left, CallTree.of(inputs.call), self._generators.seed
         code = inputs.follower.code
         original = self._func, code.catches, code.converts
-        return Capture(found, Guards(metadata, assumptions), inputs.state, *ways, *original)
+        return Capture(found, Guards(metadata, assumptions), inputs.state, *ways, *original, self._unread.calls)
 
 
 def _example(inputs: ProgramInputs, placeholder: Any) -> Any:

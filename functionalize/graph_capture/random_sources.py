@@ -22,7 +22,7 @@ import contextlib
 import gc
 import random
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -44,6 +44,7 @@ from functionalize.graph_capture.default_generator import (
 )
 from functionalize.graph_capture.device_generators import DeviceGenerators, WatchedGenerator
 from functionalize.graph_capture.inputs import TracedInput
+from functionalize.graph_capture.unread_draws import UnreadDraws
 from functionalize.runtime.opaque_values import ARRAYS, GENERATORS, access_to
 from functionalize.runtime.random_state import (
     Seed,
@@ -248,12 +249,25 @@ class RandomSources:
             found.append(_Source("numpy.random", False, numpy.get_state, numpy.set_state))
         self._before = [(source, source.read()) for source in found]
 
-    def restore(self) -> list[LineWanted]:
-        """Put back what has changed; why the program cannot do so."""
-        changed = [(source, before) for source, before in self._before if not _same(source.read(), before)]
+    def restore(self, unread: UnreadDraws | None = None) -> list[LineWanted]:
+        """Put back what has changed; why the program cannot do so. ``unread``: draws that it may do."""
+        changed = self._changed()
+        states = [source.read() for source, _ in changed]
+        self._put_back(changed)
+        if changed and unread and unread.calls and unread.decide_nothing():
+            unread.again()
+            refused = [pair for pair, after in zip(changed, states, strict=True) if not _same(pair[0].read(), after)]
+            self._put_back(changed)
+            changed = refused
+        return [source.refused(before) for source, before in changed]
+
+    def _changed(self) -> list[tuple[_Source, Any]]:
+        return [(source, before) for source, before in self._before if not _same(source.read(), before)]
+
+    @staticmethod
+    def _put_back(changed: Sequence[tuple[_Source, Any]]) -> None:
         for source, before in changed:
             source.write(before)
-        return [source.refused(before) for source, before in changed]
 
 
 def _same(now: Any, before: Any) -> bool:

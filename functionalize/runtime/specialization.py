@@ -97,6 +97,7 @@ class Capture:
     original: Callable[..., Any]  # the program itself
     catches: bool  # whether code of its own catches errors
     converts: bool  # whether `float` and `int` of data-dependent numbers decided nothing
+    unread: Sequence[Callable[[], Any]]  # draw numbers of Python's or NumPy's generators that nobody looks at
 
     @property
     def set_in_torch(self) -> dict[str, Any]:
@@ -202,9 +203,11 @@ class Specialization:
         for number, gradient in zeros.items():  # nothing is refused from here on
             inputs[self.metadata.inputs[number].gradient_of].grad = gradient  # type: ignore[index]
         leaves = finish(self.metadata, inputs, [self.capture.state, arguments], computed)
+        for draw in self.capture.unread:
+            draw()
         if self.capture.modes_left:
             set_modes(self.capture.modes_left)
-        elif self._fast is not None and self._joint is None and self.capture.seed is None and self._fails_plainly:
+        elif self._fast is not None and self._joint is None and self._fails_plainly:
             self._make_plain(self._fast, inputs, computed.results, leaves)
         return self._assemble(leaves)
 
@@ -277,7 +280,9 @@ class Specialization:
     @property
     def _fails_plainly(self) -> bool:
         """Whether a call that fails may be run once more: it acts on nothing, and has no random numbers to put back."""
-        return not (self.capture.catches and (self._draws or self.metadata.graph.acts))
+        capture = self.capture
+        acts = self._draws or self.metadata.graph.acts
+        return capture.seed is None and not capture.unread and not (capture.catches and acts)
 
     def _computed_as_decided(self, inputs: Sequence[Any], arguments: CallArguments) -> Computed:
         compute_all = functools.partial(self._computed, inputs, arguments)

@@ -70,7 +70,7 @@ def _computed(call: WritingCall, variant: Call) -> Any:
         if not call.context.executor.observed:
             return None
         sized = any(isinstance(leaf, FakeTensor) and sized_by_data(leaf) for leaf in call.tensors)
-        if not (sized and isinstance(error, RuntimeError)):
+        if isinstance(error, UnsupportedMutationError) or not (sized and isinstance(error, RuntimeError)):
             raise
         call.on_twins()
         raise UnsupportedMutationError(

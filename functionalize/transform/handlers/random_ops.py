@@ -10,17 +10,18 @@ Invariant: each op draws once. Limits: in a graph, a handle with gaps draws as o
 
 from __future__ import annotations
 
+import itertools
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from functionalize._torch import pytree, unbacked
-from functionalize.aliasing.geometry import Layout, hint
+from functionalize._torch import decide_ones, on_handles, pytree
+from functionalize.aliasing.geometry import hint
 from functionalize.aliasing.tensor_queries import is_contiguous, same_strides, tensor_leaves
 from functionalize.aliasing.view_rules import Value
-from functionalize.errors import UnsupportedMutationError
 from functionalize.ops.calls import draws
 from functionalize.transform.context import FunctionalizationContext
 from functionalize.transform.handlers.strides import (
@@ -59,17 +60,15 @@ def compute(context: FunctionalizationContext, op: Any, args: Sequence[Any], kwa
     if op not in _READING | _FILLING or len(handles) != 1:
         return _laid_out(context, op, args, kwargs)
     handle = handles[0]
-    _refuse_unknown_order(op, handle)
     order = order_of(context, handle)
+    back = sorted(range(len(order)), key=order.__getitem__)
+    if op is aten.normal_functional.default and _is_large_with_gaps(handle, order):
+        return _one_after_another(call, handle, order, *args[1:], **kwargs)
     longer = [dim for dim in order if hint(handle.size(dim)) != 1]  # the others say nothing of the order
     in_order = longer == sorted(longer)
-    if op is aten.normal_functional.default and in_order and _is_large_with_gaps(handle):
-        drawn = _in_turn(call, handle.numel(), handle.dtype, *args[1:], **kwargs)
-        return call(aten.view.default, drawn, list(handle.size()))
     value = context.value(handle)
     if is_contiguous(value) if in_order else op not in _CONTIGUOUS and same_strides(value, handle):
         return None
-    back = sorted(range(len(order)), key=order.__getitem__)
     if op in _READING:  # the elements in the order of the handle's storage
         stand_in = contiguous(context, call(aten.permute.default, value, order))
     else:
@@ -79,15 +78,6 @@ def compute(context: FunctionalizationContext, op: Any, args: Sequence[Any], kwa
     if op in _FILLING:
         return out
     return pytree.tree_map_only(torch.Tensor, lambda leaf: call(aten.permute.default, leaf, back), out)
-
-
-def _refuse_unknown_order(op: Any, handle: torch.Tensor) -> None:
-    if handle.layout is torch.strided and unbacked(handle.stride()) and not Layout.of(handle).contiguous:
-        raise UnsupportedMutationError(
-            f"{op} for a tensor whose strides only the data tell, and that is not contiguous",
-            why="eager draws in the order of the memory, and only the data tell what that is",
-            hint="draw into a tensor of its own (`torch.rand(...)`), and copy it",
-        )
 
 
 def _laid_out(context: FunctionalizationContext, op: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
@@ -103,17 +93,33 @@ def _laid_out(context: FunctionalizationContext, op: Any, args: Sequence[Any], k
 _FAST = 16  # elements from which the kernel of `normal_` takes a way of its own, if they are contiguous
 
 
-def _is_large_with_gaps(handle: torch.Tensor) -> bool:
-    return hint(handle.numel()) >= _FAST and handle.device.type == "cpu" and not is_contiguous(handle)
+def _is_large_with_gaps(handle: torch.Tensor, order: Sequence[int]) -> bool:
+    """Whether a tensor may have so many elements, and has gaps between them; with one row more it may have none."""
+    if handle.device.type != "cpu" or handle.layout is not torch.strided:
+        return False
+    count = on_handles(torch.Tensor.numel, (handle,), {})
+    if (type(count) is int and count < _FAST) or is_contiguous(on_handles(torch.Tensor.permute, (handle, order), {})):
+        return False
+    decide_ones(handle.size())
+    return not is_contiguous(on_handles(torch.Tensor.permute, (handle, order), {}))
 
 
-def _in_turn(call: Any, count: Any, dtype: torch.dtype, *args: Any, **kwargs: Any) -> Value:
-    """``count`` normal numbers, drawn one after another: into a tensor that is not contiguous."""
-    size = hint(count)
-    rows = next((n for n in range(2, math.isqrt(size) + 1) if size % n == 0), 1)
-    rest = count - count // rows * rows if type(count) is not int else 0  # of other sizes than in this trace
-    if rows == 1 and size >= _FAST:  # a prime number
-        rows, rest = 2, count - count // 2 * 2
+def _one_after_another(call: Any, handle: torch.Tensor, order: Sequence[int], *args: Any, **kwargs: Any) -> Value:
+    """Normal numbers for a handle, drawn one after another: into a tensor that is not contiguous, and has no gaps."""
+    sizes = [handle.size(dim) for dim in reversed(order)]
+    if sum(hint(size) != 1 for size in sizes) < 2:
+        drawn = _in_a_row(call, handle.numel(), handle.dtype, *args, **kwargs)
+        return call(aten.view.default, drawn, list(handle.size()))
+    strides = list(itertools.accumulate(sizes[:-1], operator.mul, initial=1))
+    unset = call(aten.empty_strided.default, sizes, strides, dtype=handle.dtype, device="cpu")
+    drawn = call(aten.normal_functional.default, unset, *args, **kwargs)
+    return call(aten.permute.default, drawn, [len(order) - 1 - order.index(dim) for dim in range(len(order))])
+
+
+def _in_a_row(call: Any, count: Any, dtype: torch.dtype, *args: Any, **kwargs: Any) -> Value:
+    """The same for one dimension: into rows, whose number divides ``count`` but for a rest."""
+    rows = next((n for n in range(2, math.isqrt(count) + 1) if count % n == 0), 2) if type(count) is int else 2
+    rest = count - count // rows * rows
     unset = call(aten.empty_strided.default, [rows, count // rows], [1, rows], dtype=dtype, device="cpu")
     drawn = call(aten.normal_functional.default, unset, *args, **kwargs)
     in_order = call(aten.view.default, call(aten.permute.default, drawn, [1, 0]), [-1])

@@ -9,15 +9,17 @@ Invariant: the elements of a value stay what they are. Limits: a handle with gap
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from functionalize._torch import pytree
-from functionalize.aliasing.geometry import Layout, hint
+from functionalize._torch import decided, on_handles, pytree, steps_over, unbacked
+from functionalize.aliasing.geometry import Layout, hint, size_hint
 from functionalize.aliasing.tensor_queries import is_contiguous, is_plain_strided, same_strides
 from functionalize.aliasing.view_rules import Value
+from functionalize.errors import UnsupportedMutationError
 from functionalize.transform.context import FunctionalizationContext
 from functionalize.transform.writing_call import Kwargs
 
@@ -127,8 +129,36 @@ def empty_in_order(context: FunctionalizationContext, handle: torch.Tensor, orde
 
 
 def order_of(context: FunctionalizationContext, handle: torch.Tensor) -> list[int]:
-    """The dimensions in the order in which a kernel goes through a tensor like the handle, outermost first."""
+    """The dimensions in the order in which a kernel goes through a tensor like the handle, outermost first.
+
+    Raises:
+        UnsupportedMutationError: only the data tell what that is.
+    """
     layout = Layout.of(handle)
     if layout.contiguous or not is_plain_strided(handle):
         return list(range(handle.dim()))
-    return Layout.of(context.executor.on_handles(aten.empty_like.default, (handle,), {})).outermost_first
+    if not unbacked((*layout.size, *layout.stride)):
+        return Layout.of(context.executor.on_handles(aten.empty_like.default, (handle,), {})).outermost_first
+    sizes, strides = list(map(size_hint, layout.size)), list(map(size_hint, layout.stride))
+    alike = on_handles(aten.empty_strided.default, (sizes, strides), {"device": "meta"})
+    order = Layout.of(on_handles(aten.empty_like.default, (alike,), {})).outermost_first
+    decisive = [dim for dim in order if strides[dim] and sizes[dim] != 1]
+    for outer, inner in itertools.combinations(decisive, 2):
+        if not _is_further_out(handle, layout, outer, inner):
+            raise UnsupportedMutationError(
+                f"{context.op}, which goes by the order of the memory, for a tensor of which only the data tell it",
+                why=f"whether dimension {outer} or {inner} has the larger stride depends on sizes that the data give",
+                hint="call .contiguous() on the tensor first, or check the sizes first (torch._check)",
+            )
+    return order
+
+
+def _is_further_out(handle: torch.Tensor, layout: Layout, outer: int, inner: int) -> bool:
+    """Whether a dimension lies outside of another one, or the two have no order; what only the data tell is asked."""
+    size, other_size = layout.size[outer], layout.size[inner]
+    stride, other_stride = layout.stride[outer], layout.stride[inner]
+    plain = type(stride) is int and type(other_stride) is int
+    if stride > other_stride if plain else steps_over(handle, outer, inner):
+        return True
+    further_out = size >= other_size if plain else stride > other_stride
+    return any(decided(condition) for condition in (further_out, size <= 1, other_size <= 1))

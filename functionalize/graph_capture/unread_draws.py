@@ -1,0 +1,112 @@
+"""Random numbers of Python and NumPy that a program draws, and does not look at: layers that drop out in training.
+
+While a program runs, functions that draw give a stand-in for their number, which notes whether anybody looks at it.
+Numbers that nobody has looked at decide nothing: a call draws as many, so that the generators go on as in eager.
+
+Invariant: a number that is looked at, or kept, is refused as before. Limits: single numbers, by functions that the
+program finds in the modules `random` and `numpy.random`; in the thread that captures.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+_FUNCTIONS = {
+    "random": ("random", "uniform", "randint", "randrange", "gauss"),
+    "numpy.random": ("random", "random_sample", "rand", "uniform", "normal", "randn", "randint"),
+}
+_BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "divmod", "pow")
+_METHODS = (
+    *("lt", "le", "gt", "ge", "eq", "ne", "hash", "bool", "int", "float", "complex", "index", "neg", "pos", "abs"),
+    *("round", "trunc", "floor", "ceil", "str", "repr", "format", "array", "reduce_ex"),
+    *_BINARY,
+    *(f"r{name}" for name in _BINARY),
+)
+
+
+class _Unread:
+    """Stands for a number, and notes that it is looked at."""
+
+    __slots__ = ("__weakref__", "_note", "_number")
+
+    def __init__(self, number: Any, note: Callable[[], None]) -> None:
+        self._number, self._note = number, note
+
+    @property  # type: ignore[misc]  # Python asks the class of an object where its type says no
+    def __class__(self) -> Any:
+        self._note()
+        return type(self._number)
+
+    def __getattr__(self, name: str) -> Any:
+        self._note()
+        return getattr(self._number, name)
+
+
+def _looked_at(name: str) -> Any:
+    def method(self: _Unread, *args: Any) -> Any:
+        return _Unread.__getattr__(self, name)(*args)
+
+    return method
+
+
+for _name in _METHODS:
+    setattr(_Unread, f"__{_name}__", _looked_at(f"__{_name}__"))
+
+
+class UnreadDraws:
+    """The numbers that a program draws while it runs."""
+
+    def __init__(self) -> None:
+        self.calls: tuple[Callable[[], Any], ...] = ()  # draws them again
+        self._stand_ins, self._is_read = list[weakref.ref[_Unread]](), False
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """While the program runs."""
+        modules = [(sys.modules.get(name), names) for name, names in _FUNCTIONS.items()]
+        before = [(module, name, getattr(module, name)) for module, names in modules if module for name in names]
+        thread = threading.get_ident()
+        for module, name, function in before:
+            setattr(module, name, partial(self._drawn, thread, function))
+        try:
+            yield
+        finally:
+            for module, name, function in before:
+                setattr(module, name, function)
+
+    def _drawn(self, thread: int, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        number = function(*args, **kwargs)
+        plain = all(type(arg) in (int, float) for arg in (*args, *kwargs.values()))
+        if threading.get_ident() != thread or not plain or not isinstance(number, (int, float)):
+            return number
+        self.calls = (*self.calls, partial(function, *args, **kwargs))
+        stand_in = _Unread(number, self._note)
+        self._stand_ins.append(weakref.ref(stand_in))
+        return stand_in
+
+    def _note(self) -> None:
+        self._is_read = True
+
+    def note_error(self, error: Exception) -> bool:
+        """Whether an error is that of a function which looks at a stand-in, and wants a number."""
+        named = _Unread.__name__ in str(error)
+        self._is_read |= named
+        return named or (self._is_read and isinstance(error, TypeError))
+
+    def decide_nothing(self) -> bool:
+        """Whether the program, which is over, has neither looked at one nor keeps one."""
+        if any(stand_in() is not None for stand_in in self._stand_ins):
+            gc.collect()
+        return not self._is_read and all(stand_in() is None for stand_in in self._stand_ins)
+
+    def again(self) -> None:
+        """Draw as many numbers as the program has drawn."""
+        for call in self.calls:
+            call()
