@@ -74,6 +74,7 @@ class ExportGraph:
         self._after: dict[str, Node] = {}  # what is in tensors that are written, by the names that the inputs had
         self.written: dict[str, Node] = {}  # the final values of inputs, by the inputs' names
         self.outputs: list[Any] = []  # nodes and constants
+        self.asserted: list[Decision] = []
         self.spec: pytree.TreeSpec = found.program.metadata.spec
         self._check()
         if found.returned is not None and not self.causes:
@@ -288,6 +289,7 @@ class ExportGraph:
                 continue
             with self.emitter.behind(value):  # before what fails where it does not hold
                 self._assert(value, decision)
+            self.asserted.append(decision)
 
     def _assert(self, value: Node, decision: Decision) -> None:
         if value in self.numbers.tensors:
