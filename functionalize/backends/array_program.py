@@ -145,7 +145,8 @@ class ArrayProgram:
         """Compare the decisions with what a run gave for them; the error is that of :meth:`finished`."""
         for one, value in zip(self.decided.asked, values, strict=True):
             try:
-                agrees = same_answer(self.backend.number(value), one.answer)
+                plain = isinstance(value, (bool, int, float, complex))
+                agrees = same_answer(value if plain else self.backend.number(value), one.answer)
             except UnknownNumberError as error:
                 raise UnsupportedProgramError(
                     "the program decides by its data", why=str(error), hint=_UNKNOWN, at=one.location

@@ -128,6 +128,7 @@ def from_exported_program(exported: ExportedProgram) -> CapturedProgram:
     args, kwargs = exported.example_inputs
     module: Any = exported.module(check_guards=False)
     module.validate_inputs = False  # a captured program has guards of its own
+    module.range_constraints = {}  # which validation reads: its keys are objects of sympy's, and no state
     return capture(module, tuple(args), kwargs, dynamic_shapes=_dynamic_shapes(exported))
 
 

@@ -397,9 +397,7 @@ class CapturedProgram(Exports):
         recorded = self.current.recorded
         graph = dataclasses.replace(recorded.metadata.graph, decisions=tuple(decisions))
         metadata = dataclasses.replace(recorded.metadata, graph=graph)
-        capture = dataclasses.replace(
-            self.current.capture, recorded=dataclasses.replace(recorded, metadata=metadata)
-        )
+        capture = dataclasses.replace(self.current.capture, recorded=dataclasses.replace(recorded, metadata=metadata))
         return CapturedProgram(capture, remove=self.remove, recapture=self._recapture, original=self.original)
 
     def flat_inputs(self, /, *args: Any, **kwargs: Any) -> list[Any]:

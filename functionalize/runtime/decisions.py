@@ -92,7 +92,10 @@ def warn_of_assertions(decisions: Sequence[Decision], *, is_exporting: bool) -> 
     if not decisions:
         return
     lines = "".join(f"\n    at   {line}" for line in dict.fromkeys(map(str, decisions)))
-    hints = ["torch.where or torch.cond instead of the branch", "for other data, call it with such data and export then"]
+    hints = [
+        "torch.where or torch.cond instead of the branch",
+        "for other data call it with such data, and export it then",
+    ]
     if not is_exporting and any(part in decision.location for decision in decisions for part in _PACKAGES):
         hints.insert(0, "capture(..., is_exporting=True), with which libraries go a way without decisions")
     message = (

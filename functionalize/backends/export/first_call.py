@@ -42,8 +42,7 @@ def check_first_call(found: Exportable, to: str) -> None:
     except _FailsError as error:
         what = f"the first call decides by its data, and fails for others than those of the capture: {error}"
         raise _refusal(to, what) from error
-    for decision in _of_first_alone(first.program, later.program):
-        raise _refusal(to, f"the first call decides by its data, which later ones do not: {decision}")
+    _refuse_first_alone(first.program, later.program, to)
     for decision in later.program.metadata.graph.of_forward:
         value = other.results[decision.output]
         if not (same_answer(value, decision.answer) or _decided(first, one, decision, value)):
@@ -75,19 +74,17 @@ def _decided(first: ExampleCall, run: _Run, decision: Decision, value: Any) -> b
     )
 
 
-def _of_first_alone(first: Specialization, later: Specialization) -> list[Decision]:
-    """What a first call alone asks of data: what it makes may be another thing then, and nothing asserts the answer."""
+def _refuse_first_alone(first: Specialization, later: Specialization, to: str) -> None:
+    """Refuse what a first call alone asks of data: it may make another thing, and nothing asserts the answer."""
     lines = Counter(decision.location for decision in later.metadata.graph.of_forward)
     results: Any = first.recorded.graph.output_node().args[0]
     placeholders = zip(first.recorded.graph.find_nodes(op="placeholder"), first.metadata.taken, strict=True)
     data = {node for node, number in placeholders if first.metadata.inputs[number].argument is not None}
-    alone = []
     for decision in first.metadata.graph.of_forward:
         behind = nodes_behind([results[decision.output]])
         lines[decision.location] -= 1
         if lines[decision.location] < 0 and any(node in data or is_random(node) for node in behind):
-            alone.append(decision)
-    return alone
+            raise _refusal(to, f"the first call decides by its data, which later ones do not: {decision}")
 
 
 def _refusal(to: str, what: str) -> UnsupportedExportError:

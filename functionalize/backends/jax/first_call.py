@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import torch
 
 from functionalize._torch import pytree
 from functionalize.backends.array_program import ArrayProgram, Prepared, Written
@@ -126,8 +127,10 @@ class _OfTwo(ArrayProgram):
         for each in (self._first, self):
             looks: Any = each.decided.graph.output_node().args[0]
             for decision in each.decided.asked:
-                nothing = jnp.zeros((), self.backend.dtype(looks[decision.output].meta["val"].dtype))
-                values.append(jnp.reshape(results[decision.output], ()) if each is program else nothing)
+                look = looks[decision.output].meta["val"]
+                dtype = self.backend.dtype(look.dtype) if isinstance(look, torch.Tensor) else type(decision.answer)
+                value = jnp.reshape(results[decision.output], ()) if each is program else 0
+                values.append(jnp.asarray(value, dtype=dtype))
         return values
 
     def finished(

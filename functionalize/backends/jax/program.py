@@ -13,15 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
-import torch
 
 from functionalize._torch import pytree
 from functionalize.backends.array_program import Prepared, Written
 from functionalize.backends.export.example_call import as_called_now, with_arguments_apart, with_steps_followed
 from functionalize.backends.exported_program import to_exported_program
 from functionalize.backends.interpreter import Backend, UnknownNumberError
-from functionalize.backends.jax.backward import with_own_gradients
 from functionalize.backends.jax.asserted_decisions import with_decisions
+from functionalize.backends.jax.backward import with_own_gradients
 from functionalize.backends.jax.first_call import program_of
 from functionalize.backends.jax.lowerings import lowering
 from functionalize.backends.jax.symbolic_sizes import SymbolicSizes
