@@ -101,23 +101,23 @@ class Made(nn.Module):
 
     h: Any = None
 
-    def forward(self, *inputs: Tensor) -> Tensor:
+    def forward(self, *inputs: Tensor) -> Any:
         if self.h is None:
             self.h = torch.zeros(2)
         return self.run(*inputs)
 
-    def run(self, *inputs: Any) -> Tensor:
+    def run(self, *inputs: Any) -> Any:
         raise NotImplementedError
 
 
 class Sums(Made):
-    def run(self, x: Tensor) -> Tensor:
+    def run(self, x: Tensor) -> Any:
         self.h = self.h + x
         return self.h * 2 if x.sum() > 0 else self.h * 3
 
 
 class SumsNegated(Made):
-    def run(self, x: Tensor) -> Tensor:
+    def run(self, x: Tensor) -> Any:
         self.h.add_(x)
         if x.sum() < 0:
             return self.h * 3
@@ -125,13 +125,13 @@ class SumsNegated(Made):
 
 
 class DecidesByState(Made):
-    def run(self, x: Tensor) -> Tensor:
+    def run(self, x: Tensor) -> Any:
         self.h = self.h + x
         return x if self.h.sum() > 0 else -x
 
 
 class Stays(Made):
-    def run(self, x: Tensor) -> Tensor:
+    def run(self, x: Tensor) -> Any:
         return self.h + x if (x > 0).all() else x
 
 
@@ -147,26 +147,26 @@ class StaysAsMade(nn.Module):
 
 
 class Repeats(Made):
-    def run(self, x: Tensor, n: Tensor) -> Tensor:
+    def run(self, x: Tensor, n: Tensor) -> Any:
         for _ in range(int(n)):
             self.h = self.h + x
         return self.h
 
 
 class Scales(Made):
-    def run(self, x: Tensor, n: Tensor) -> Tensor:
+    def run(self, x: Tensor, n: Tensor) -> Any:
         self.h = self.h + x * int(n)
         return self.h
 
 
 class Compares(Made):
-    def run(self, x: Tensor, n: Tensor) -> Tensor:
+    def run(self, x: Tensor, n: Tensor) -> Any:
         self.h = self.h + x
         return self.h * n.tolist() if int(n) > 2 else x
 
 
 class Counts(Made):
-    def run(self, x: Tensor, n: Tensor) -> Tensor:
+    def run(self, x: Tensor, n: Tensor) -> Any:
         count = 0
         while count < int(n):
             self.h, count = self.h + x, count + 1
@@ -174,7 +174,7 @@ class Counts(Made):
 
 
 class CountsStays(Made):
-    def run(self, x: Tensor, n: Tensor) -> Tensor:
+    def run(self, x: Tensor, n: Tensor) -> Any:
         return self.h + x * 2 if n.item() * 2 > 5 else x
 
 

@@ -121,7 +121,8 @@ _LOOKED_AHEAD = 257  # sizes beyond that of an example
 
 def _compared_with_one(condition: Any) -> Any:
     """The number that a condition says to be 1, or below 2."""
-    kind, args = type(condition).__name__, getattr(condition, "args", ())
+    kind: str = type(condition).__name__
+    args: Any = getattr(condition, "args", ())
     if kind in ("GreaterThan", "StrictGreaterThan"):
         kind, args = kind.replace("Greater", "Less"), args[::-1]
     bound = {"Equality": 1, "LessThan": 1, "StrictLessThan": 2}.get(kind)

@@ -74,7 +74,6 @@ class ExportGraph:
         self._after: dict[str, Node] = {}  # what is in tensors that are written, by the names that the inputs had
         self.written: dict[str, Node] = {}  # the final values of inputs, by the inputs' names
         self.outputs: list[Any] = []  # nodes and constants
-        self.asserted: list[Decision] = []
         self.spec: pytree.TreeSpec = found.program.metadata.spec
         self._check()
         if found.returned is not None and not self.causes:
@@ -289,7 +288,12 @@ class ExportGraph:
                 continue
             with self.emitter.behind(value):  # before what fails where it does not hold
                 self._assert(value, decision)
-            self.asserted.append(decision)
+
+    @property
+    def asserted(self) -> list[Decision]:
+        """The decisions that the graph asserts: all but those that are known ahead of a call."""
+        decisions = self._metadata.graph.of_forward
+        return [decision for decision in decisions if isinstance(self._results[decision.output], Node)]
 
     def _assert(self, value: Node, decision: Decision) -> None:
         if value in self.numbers.tensors:

@@ -60,7 +60,8 @@ def with_decisions(exported: ExportedProgram) -> CapturedProgram:
 
 def _asserted(agrees: Any) -> tuple[Any, Any]:
     """What an assertion is about, and what it is there: numbers as the tensors that they are read off."""
-    number, answer = agrees, True
+    number: Any = agrees
+    answer: Any = True
     if isinstance(agrees, Node) and agrees.target is torch.sym_not:
         number, answer = agrees.args[0], False
     elif isinstance(agrees, Node) and agrees.target is operator.eq:
