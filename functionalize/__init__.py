@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from functionalize.deferred.fakes import fake_mode, is_fake, meta_like
     from functionalize.errors import (
         DataDependentError,
+        DecisionsAssertedWarning,
         DeferredError,
         InputMismatchError,
         NotCapturedWarning,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DataDependentError",
+    "DecisionsAssertedWarning",
     "DeferredError",
     "InputMismatchError",
     "NotCapturedWarning",

@@ -144,6 +144,10 @@ class NotCapturedWarning(UserWarning):
     """A call ran the program as it is: eager takes its inputs, and fake tensors like them are refused."""
 
 
+class DecisionsAssertedWarning(UserWarning):
+    """A program is exported that decides by data: it asserts its way, and is right for calls that decide alike."""
+
+
 class TrainingModeWarning(UserWarning):
     """A module is written for other engines in training mode: with live dropout, or statistics of the batch."""
 

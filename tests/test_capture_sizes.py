@@ -460,6 +460,33 @@ NARROWED: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str, tuple[str, .
 }
 
 
+# By name: a program, the size of its example, and the one that it is to have.
+SIZE_OF_ONE: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], int, int]] = {
+    "slice": (lambda x: x[1:] * 2, 2, 3),
+    "computed": (lambda x: x[: x.shape[0] - 1].sum(0), 2, 3),
+    "step": (lambda x: x[::2] * 2, 2, 3),
+    "half": (lambda x: x[: x.shape[0] // 2] * 2, 3, 4),
+    "convolution": (lambda x: torch.conv1d(x.T[None], torch.ones(1, 3, 3)), 3, 4),
+    "window": (lambda x: x.unfold(0, 3, 1).sum(), 3, 4),
+}
+
+
+@pytest.mark.parametrize("name", SIZE_OF_ONE)
+def test_a_size_that_comes_out_as_1_in_the_example(name: str) -> None:
+    func, size, wanted = SIZE_OF_ONE[name]
+    for dim in (Dim("batch"), Dim.DYNAMIC)[: 1 if name == "half" else 2]:  # which a hint leaves open
+        with pytest.raises(InputMismatchError, match="may differ") as caught:
+            capture(func, (torch.randn(size, 3),), dynamic_shapes=({0: dim},))
+        text = str(caught.value)
+        assert f"an example in which dimension 0 of the input `x` is {wanted} or more" in text
+        assert "at   " in text and "test_capture_sizes.py" in text
+        assert (f"min={wanted}" in text) == (dim is not Dim.DYNAMIC)
+    program = capture(func, (torch.randn(wanted, 3),), dynamic_shapes=({0: Dim("batch", min=wanted)},))
+    for rows in (wanted, wanted + 1, wanted + 5):
+        x = torch.randn(rows, 3)
+        torch.testing.assert_close(program(x), func(x))
+
+
 @pytest.mark.parametrize("name", NARROWED)
 def test_sizes_that_were_asked_for_and_that_the_program_does_not_take(name: str) -> None:
     func, dims, said, parts = NARROWED[name]

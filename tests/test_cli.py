@@ -89,6 +89,9 @@ def one_input():
 
 calls = []
 
+def deciding(x):
+    return x + 1 if x.mean() < 50 else x * 2
+
 def branching(x):
     return x + 1 if x.shape[0] > 5 else x * 2
 
@@ -460,6 +463,13 @@ def test_a_module_in_training_mode_is_warned_of_in_one_line(run: Any, tmp_path: 
     said = run("export", "cli_models:Net", "f32[4,3]", "-o", "net.pt2").stderr
     assert said.startswith("warning: Net is exported in training mode") and said.count("\n") == 1
     assert not run("export", "cli_models:Net", "f32[4,3]", "--eval", "-o", "net.pt2").stderr
+
+
+@pytest.mark.filterwarnings("default")
+def test_asserted_decisions_are_listed_in_one_line(run: Any, tmp_path: Path) -> None:
+    said = run("export", "cli_models:deciding", "f32[4,3]", "-o", "net.pt2").stderr
+    assert said.startswith("warning: the program is exported with its decisions") and said.count("\n") == 1
+    assert "if x.mean() < 50 else x * 2 -> True; try torch.where" in said
 
 
 def test_report(run: Any, tmp_path: Path) -> None:

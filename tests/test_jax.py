@@ -449,13 +449,18 @@ def test_decisions_are_compared_once_the_data_are_known(tmp_path: Path) -> None:
     assert not [*tmp_path.iterdir()]
 
 
-def test_numbers_that_decide_and_are_computed_with_are_refused() -> None:
+def test_numbers_that_decide_and_are_computed_with() -> None:
     def decides(x: Tensor) -> Tensor:
         total = x.sum().item()
-        return x * total if total > 0 else x
+        return x * total if total > 0 and 2 * total < 100 else x
 
-    with pytest.raises(UnsupportedProgramError, match="if total > 0"):
-        capture(decides, (torch.ones(2),)).to_jax()
+    program = capture(decides, (torch.ones(2),)).to_jax()
+    for run in (program, program.jit()):
+        for x in (torch.ones(2), torch.tensor([0.25, 3.0])):
+            assert run({}, jnp.asarray(x.numpy()))[1].tolist() == decides(x).tolist()
+        for factor in (-1, 40):
+            with pytest.raises(DataDependentError, match="if total > 0"):
+                run({}, factor * jnp.ones(2))
 
 
 def test_calls_of_another_kind_are_refused() -> None:

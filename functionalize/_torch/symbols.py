@@ -14,6 +14,7 @@ from torch.export import Dim
 from torch.export.dynamic_shapes import _DerivedDim, _DimHint, _DimHintType  # of `2 * Dim("n")`, of `Dim.AUTO`
 from torch.fx.experimental.proxy_tensor import _enable_thunkify, disable_proxy_modes_tracing, track_tensor_tree
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.utils._sympy.functions import Mod, PythonMod
 from torch.utils._sympy.printers import PythonPrinter
 
 from functionalize._torch.fakes import FakeTensorMode
@@ -115,6 +116,19 @@ def guards(environment: ShapeEnv) -> Iterator[Any]:
     return iter(dict.fromkeys(guard.expr for guard in environment.guards))
 
 
+_LOOKED_AHEAD = 257  # sizes beyond that of an example
+
+
+def _compared_with_one(condition: Any) -> Any:
+    """The number that a condition says to be 1, or below 2."""
+    kind: str = type(condition).__name__
+    args: Any = getattr(condition, "args", ())
+    if kind in ("GreaterThan", "StrictGreaterThan"):
+        kind, args = kind.replace("Greater", "Less"), args[::-1]
+    bound = {"Equality": 1, "LessThan": 1, "StrictLessThan": 2}.get(kind)
+    return args[0] if bound is not None and args[1] == bound else None
+
+
 class TakenForGranted:
     """What a trace took for granted of the sizes of its inputs, and on which lines."""
 
@@ -146,6 +160,22 @@ class TakenForGranted:
     def equates(self, condition: Any) -> bool:
         """Whether a condition says that two sizes are equal, and no more."""
         return type(condition).__name__ == "Equality" and all(part.is_symbol for part in condition.args)
+
+    def larger(self, symbol: Any, values: Mapping[Any, int]) -> tuple[Any, int] | None:
+        """What holds since a size that is computed of a symbol is 0 or 1, and from which value on it is larger.
+
+        ``values``: of the symbols, in the example. Torch takes these two sizes for programs of their own.
+        """
+        for condition in self._conditions:
+            size = _compared_with_one(condition) if symbol in getattr(condition, "free_symbols", ()) else None
+            if size is None or size.is_symbol or size.has(Mod, PythonMod) or size.xreplace(dict(values)) not in (0, 1):
+                continue
+            ahead = range(values[symbol] + 1, values[symbol] + _LOOKED_AHEAD)
+            larger = (n for n in ahead if str(condition.xreplace({**values, symbol: n})) == "False")
+            value = next(larger, None)
+            if value is not None:
+                return condition, value
+        return None
 
     def said_of(self, name: str) -> tuple[str, str] | None:
         """The line that made a size a number, and why; None where nothing tells."""

@@ -129,17 +129,24 @@ class ArrayProgram:
             DataDependentError: the data decide otherwise than when the program was captured.
         """
         new, written, results = found
-        self._check_decisions(results)
+        self.check_decisions([results[one.output] for one in self.decided.asked])
         after = {**state, **new}
         outputs = self.outputs(results, after, prepared.after(written), [prepared.arguments])
         if self.written_inputs:
             outputs = Written(outputs, self.arguments_after(prepared, written))
         return after, outputs
 
-    def _check_decisions(self, results: Sequence[Any]) -> None:
-        for one in self.decided.asked:
+    @property
+    def decides(self) -> bool:
+        """Whether a call compares decisions once it has run."""
+        return bool(self.decided.asked)
+
+    def check_decisions(self, values: Sequence[Any]) -> None:
+        """Compare the decisions with what a run gave for them; the error is that of :meth:`finished`."""
+        for one, value in zip(self.decided.asked, values, strict=True):
             try:
-                agrees = same_answer(self.backend.number(results[one.output]), one.answer)
+                plain = isinstance(value, (bool, int, float, complex))
+                agrees = same_answer(value if plain else self.backend.number(value), one.answer)
             except UnknownNumberError as error:
                 raise UnsupportedProgramError(
                     "the program decides by its data", why=str(error), hint=_UNKNOWN, at=one.location

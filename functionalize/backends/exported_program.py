@@ -40,6 +40,7 @@ from functionalize.backends.stopped_gradients import has_floats, stopped_gradien
 from functionalize.errors import UnsupportedExportError
 from functionalize.graph_capture.capture import capture
 from functionalize.runtime.captured_program import CapturedProgram
+from functionalize.runtime.decisions import warn_of_assertions
 from functionalize.runtime.modes import GRAD_MODE
 
 _ARGUMENTS: dict[type, Any] = {
@@ -63,12 +64,14 @@ def to_exported_program(
     scales: bool = True,
     floats: bool = False,
     layouts: bool = True,
+    warns: bool = True,
 ) -> ExportedProgram:
     """See :meth:`CapturedProgram.to_exported_program`.
 
     ``to``: what messages call the backend; ``by_value``: whether it gets inputs without the memory that they share;
     ``scales``: whether interpolations may have some, beside the sizes that they give; ``floats``: whether those that
-    Python makes of integers are tensors; ``layouts``: whether it asserts how its arguments lie in memory.
+    Python makes of integers are tensors; ``layouts``: whether it asserts how its arguments lie in memory;
+    ``warns``: whether it says what decisions it asserts.
     """
     refused = refused_layouts(program.graph)
     if refused:
@@ -84,6 +87,8 @@ def to_exported_program(
     graph.inputs.settle(graph.written, trains=graph.trains)
     check_first_call(found, to)
     made = _assembled(graph)
+    if warns:
+        warn_of_assertions(graph.asserted, is_exporting=program.is_exporting)
     return with_explicit_state(made) if explicit_state else made
 
 
@@ -123,6 +128,7 @@ def from_exported_program(exported: ExportedProgram) -> CapturedProgram:
     args, kwargs = exported.example_inputs
     module: Any = exported.module(check_guards=False)
     module.validate_inputs = False  # a captured program has guards of its own
+    module.range_constraints = {}  # which validation reads: its keys are objects of sympy's, and no state
     return capture(module, tuple(args), kwargs, dynamic_shapes=_dynamic_shapes(exported))
 
 

@@ -4,8 +4,8 @@ A program decides by hyperparameters (``if momentum != 0``) and is right for tho
 captured program compares; a backend's function is not to, so that such numbers are no inputs of it. What the data
 decide is only known once the graph has run: it gives them, for the caller to compare.
 
-Invariant: the decisions come out as captured. Limits: a program that computes with a number that it decides by, which
-only the data tell, is refused.
+Invariant: the decisions come out as captured. Limits: numbers that a program computes of data and decides by are
+compared as the backend computes them.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from functionalize.runtime.slots import NumberSlot
 class Decided(NamedTuple):
     """A graph that runs without deciding.
 
-    ``frozen``: the inputs that are constants of it. ``asked``: decisions whose outputs are tensors, to be compared
-    after a run. ``causes``: why it cannot be run so.
+    ``frozen``: the inputs that are constants of it. ``asked``: decisions whose outputs are to be compared after a run:
+    tensors, or numbers of them. ``causes``: why it cannot be run so.
     """
 
     graph: Graph
@@ -69,18 +69,14 @@ def freeze_numbers(graph: Graph, root: torch.nn.Module, metadata: ProgramMetadat
 
 def _asked(graph: Graph, decisions: Iterable[Decision]) -> Decided:
     """Have a graph give the tensors that it would decide by, in the place of their numbers."""
-    made, causes = Graph(), []
+    made = Graph()
     results = list(made.graph_copy(graph, {}))  # type: ignore[arg-type]
     for one in decisions:
         number = results[one.output]
-        if not isinstance(number, Node) or number.target is not torch.ops.aten._local_scalar_dense.default:
-            causes.append((one.location, "it decides by a number that it computes of numbers which only the data tell"))
-        elif number.users:
-            causes.append((one.location, "it decides by data, and computes with the number that it has read"))
-        else:
+        if isinstance(number, Node) and number.target is torch.ops.aten._local_scalar_dense.default:
             results[one.output] = number.args[0]
     made.output(tuple(results))
-    return Decided(made, asked=tuple(decisions), causes=tuple(causes))
+    return Decided(made, asked=tuple(decisions))
 
 
 def _replace(node: Node, value: float) -> None:

@@ -230,11 +230,14 @@ def errors_alone() -> Iterator[None]:
     Warnings of this package are one line each.
     """
     from functionalize._torch.tracing import logs_of_torch_off
-    from functionalize.errors import TrainingModeWarning
+    from functionalize.errors import DecisionsAssertedWarning, TrainingModeWarning
 
     def show(message: Any, category: type[Warning], *where: Any, **more: Any) -> None:
         if issubclass(category, TrainingModeWarning):
             click.echo(f"warning: {message} (--eval)", err=True)
+        elif issubclass(category, DecisionsAssertedWarning):
+            said = str(message).replace("capture(..., is_exporting=True)", "--exporting")
+            click.echo("warning: " + "; ".join(" ".join(line.split()) for line in said.splitlines()), err=True)
         else:
             before(message, category, *where, **more)
 

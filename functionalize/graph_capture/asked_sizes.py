@@ -175,7 +175,7 @@ class AskedSizes:
         granted = TakenForGranted(environment, {size.symbol: size.name for size in self._sizes if size.symbol})
         for size in self._sizes:
             if not may_specialize(size.spec) and granted.is_constant(size.now):
-                raise _constant(size, granted.said_of(size.name))
+                raise _constant(size, granted, self._symbols({}))
         for size in self._sizes:
             variable = self._variables[size.variable]
             if variable.made is None or size.symbol is None:
@@ -183,7 +183,8 @@ class AskedSizes:
             tried = variable.tried(granted.constants)
             broken = [granted.broken_by(self._symbols({size.variable: number})) for number in tried]
             if any(condition is not None for condition in broken):
-                raise _narrowed(size, variable, dict(zip(tried, broken, strict=True)), granted)
+                larger = _larger_example(size, granted, self._symbols({}))
+                raise _narrowed(size, variable, dict(zip(tried, broken, strict=True)), granted, larger)
         self._check_ends(granted)
 
     def _check_ends(self, granted: Any) -> None:
@@ -220,12 +221,29 @@ def _size(label: str, dim: int, spec: Any, now: Any) -> _Size:
     return _Size(place, name, spec, now, symbol, name, None)
 
 
-def _constant(size: _Size, said: tuple[str, str] | None) -> InputMismatchError:
+def _larger_example(size: _Size, granted: Any, example: Mapping[Any, int]) -> tuple[Any, str] | None:
+    """The condition by which a size that the program computes is 0 or 1 in the example, and what example to pass."""
+    larger = None if size.symbol is None else granted.larger(size.symbol, example)
+    if larger is None:
+        return None
+    from functionalize._torch.symbols import NamedDim
+
+    condition, value = larger
+    asked = f" and a Dim with min={value}" if isinstance(size.spec, NamedDim) and size.derive is None else ""
+    why = "a size that the program computes of it is 0 or 1 now, and these are programs of their own"
+    return condition, f"an example in which {size.place} is {value} or more{asked}: {why}"
+
+
+def _constant(size: _Size, granted: Any, example: Mapping[Any, int]) -> InputMismatchError:
+    larger, said = _larger_example(size, granted, example), granted.said_of(size.name)
+    said = granted.said(larger[0]) if said is None and larger is not None else said
     at = "" if said is None else f"\n    at   {said[0]}\n    why  {said[1]}"
     if size.symbol is None and size.now > 1:
         hint = "pass an example that is no fake tensor: the mode of a fake one has fixed its size; or say Dim.STATIC"
     elif size.symbol is None:
         hint = "pass an example of size 2 or more (sizes 0 and 1 are programs of their own), or say Dim.STATIC"
+    elif larger is not None:
+        hint = f"pass {larger[1]}; or say Dim.STATIC"
     else:
         hint = "Dim.AUTO or Dim.STATIC, or change what the program does with the size"
     if said is not None and said[0] == _BACKWARD:
@@ -234,7 +252,9 @@ def _constant(size: _Size, said: tuple[str, str] | None) -> InputMismatchError:
     return InputMismatchError(f"{what}{at}", hint=hint)
 
 
-def _narrowed(size: _Size, variable: _Variable, broken: Mapping[int, Any], granted: Any) -> InputMismatchError:
+def _narrowed(
+    size: _Size, variable: _Variable, broken: Mapping[int, Any], granted: Any, larger: tuple[Any, str] | None
+) -> InputMismatchError:
     wrong = next(number for number, condition in broken.items() if condition is not None)
     at, why = granted.said(broken[wrong])
     low, high = size.of(variable.low), None if variable.high is None else size.of(variable.high)
@@ -246,6 +266,7 @@ def _narrowed(size: _Size, variable: _Variable, broken: Mapping[int, Any], grant
         dims = _other_dims(variable, list(broken), right, derived=size.derive is not None)
         dims = (dim if size.derive is None else size.name.replace(size.variable, dim) for dim in dims)
         advice = [_NO_BACKWARD] * (at == _BACKWARD) + list(dims)
+        advice = advice if larger is None or larger[0] != broken[wrong] else [larger[1], *advice]
     return InputMismatchError(
         f"{size.place} may differ {asked} by dynamic_shapes, and the program is not right for {size.of(wrong)}\n"
         f"    at   {at}\n    why  {why}",

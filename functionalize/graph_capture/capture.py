@@ -125,6 +125,7 @@ def capture(
         on_guard_failure=on_guard_failure,
         cache_size=cache_size,
         original=training_step(fn, optimizer) if optimizer is not None and is_module(fn) else fn,
+        is_exporting=is_exporting,
     )
 
 

@@ -6,6 +6,7 @@ guards say are refused, or captured anew.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import threading
@@ -35,7 +36,7 @@ from functionalize.errors import (
 )
 from functionalize.runtime.call_arguments import CallArguments
 from functionalize.runtime.capturing import CAPTURES, CAPTURING
-from functionalize.runtime.decisions import Answers, Diverged, agree
+from functionalize.runtime.decisions import Answers, Decision, Diverged, agree
 from functionalize.runtime.exports import Exports
 from functionalize.runtime.graph_forms import with_copies
 from functionalize.runtime.guards import Guard
@@ -84,11 +85,13 @@ class CapturedProgram(Exports):
         partition_fn: PartitionFn | None = None,
         on_guard_failure: str = "raise",
         cache_size: int = 8,
+        is_exporting: bool = False,
     ) -> None:
         """``recapture``: captures the same program for other inputs, or for a derivative of some order.
 
-        ``original``: what was captured.
+        ``original``: what was captured; ``is_exporting``: whether it was told that torch exports it.
         """
+        self.is_exporting = is_exporting
         self.remove = remove
         self._recapture, self._on_guard_failure = recapture, on_guard_failure
         self._partition_fn, self._cache_size, self.original = partition_fn, cache_size, original
@@ -379,20 +382,23 @@ class CapturedProgram(Exports):
         how: dict[str, Any] = {"remove": self.remove, "recapture": self._recapture, "original": self.original}
         return CapturedProgram(chosen.capture, partition_fn=self._partition_fn, **how)
 
-    def captured_like(
-        self, args: Sequence[Any], kwargs: dict[str, Any], answers: Answers | None = None
-    ) -> Specialization:
-        """The program as it is for other arguments, or with the state that there is now; it is not kept.
-
-        ``answers``: its way by its data, if not that of the arguments.
-        """
-        return self._captured(self._convention.arguments(args, kwargs), answers)
+    def captured_like(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Specialization:
+        """The program as it is for other arguments, or with the state that there is now; it is not kept."""
+        return self._captured(self._convention.arguments(args, kwargs))
 
     def captured_again(self, args: Any, kwargs: Any, answers: Answers | None = None, **how: Any) -> CapturedProgram:
         """The program, or another ``function``, captured for such arguments; ``answers``: its way."""
         recapture, original = functools.partial(self._recapture, **how), how.get("function", self.original)
         capture = recapture(args, kwargs, answers=answers)
         return CapturedProgram(capture, remove=self.remove, recapture=recapture, original=original)
+
+    def with_decisions(self, decisions: Sequence[Decision]) -> CapturedProgram:
+        """This program by itself, with other words for its decisions: those of what it was made of."""
+        recorded = self.current.recorded
+        graph = dataclasses.replace(recorded.metadata.graph, decisions=tuple(decisions))
+        metadata = dataclasses.replace(recorded.metadata, graph=graph)
+        capture = dataclasses.replace(self.current.capture, recorded=dataclasses.replace(recorded, metadata=metadata))
+        return CapturedProgram(capture, remove=self.remove, recapture=self._recapture, original=self.original)
 
     def flat_inputs(self, /, *args: Any, **kwargs: Any) -> list[Any]:
         """What ``graph_module`` takes for a call: state and the leaves of the arguments, in the signature's order.

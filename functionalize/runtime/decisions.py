@@ -12,12 +12,16 @@ from __future__ import annotations
 import functools
 import math
 import operator
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.fx import Graph, Node
+
+from functionalize.call_stack import user_frames
+from functionalize.errors import DecisionsAssertedWarning
 
 Answers = tuple[Any, ...]  # of a program's decisions, in order; or of the first ones
 
@@ -78,6 +82,38 @@ def compare(value: Any, decisions: Sequence[Decision], number: int) -> None:
     """
     if not same_answer(value, decisions[number].answer):
         raise Diverged((*(decision.answer for decision in decisions[:number]), value))
+
+
+_PACKAGES = ("site-packages", "dist-packages")
+
+
+def warn_of_assertions(decisions: Sequence[Decision], *, is_exporting: bool) -> None:
+    """Warn the user's line that what it exports asserts decisions; ``is_exporting``: as the program was captured."""
+    if not decisions:
+        return
+    lines = "".join(f"\n    at   {line}" for line in dict.fromkeys(map(str, decisions)))
+    hints = [
+        "torch.where or torch.cond instead of the branch",
+        "for other data call it with such data, and export it then",
+    ]
+    if not is_exporting and any(part in decision.location for decision in decisions for part in _PACKAGES):
+        hints.insert(0, "capture(..., is_exporting=True), with which libraries go a way without decisions")
+    message = (
+        "the program is exported with its decisions by the data as assertions, and calls that decide otherwise are "
+        f"refused{lines}\n    try  {'; '.join(hints)}"
+    )
+    frame = next(user_frames(), None)
+    if frame is None:
+        warnings.warn(message, DecisionsAssertedWarning, stacklevel=2)
+        return
+    warnings.warn_explicit(
+        message,
+        DecisionsAssertedWarning,
+        frame.f_code.co_filename,
+        frame.f_lineno,
+        module=frame.f_globals.get("__name__"),
+        registry=frame.f_globals.setdefault("__warningregistry__", {}),
+    )
 
 
 def with_assertions(graph: Graph, decisions: Sequence[Decision]) -> None:

@@ -33,7 +33,7 @@ from functionalize.runtime.computation import (
     compute_undifferentiably,
 )
 from functionalize.runtime.decided_call import compute_as_decided, decided_ahead
-from functionalize.runtime.decisions import Decision, Diverged
+from functionalize.runtime.decisions import Answers, Decision, Diverged, agree
 from functionalize.runtime.execution import finish
 from functionalize.runtime.fast_guards import FastGuards, Passes, fast_guards
 from functionalize.runtime.graph_forms import executable, reinplace
@@ -106,6 +106,15 @@ class Capture:
         return {**self.modes_left, **({} if self.seed is None else {what: "what it was" if value is None else value})}
 
 
+def _answers_by_line(known: Sequence[Decision], asked: Sequence[Decision]) -> Answers:
+    """What is asked, answered as the same line was before; where it was not asked, as it was now."""
+    before: dict[str, list[Any]] = {}
+    for decision in known:
+        before.setdefault(decision.location, []).append(decision.answer)
+    lines = {location: iter(answers) for location, answers in before.items()}
+    return tuple(next(lines.get(decision.location, iter(())), decision.answer) for decision in asked)
+
+
 def _executed(half: GraphModule) -> Callable[..., Any]:
     return executable(half.graph, half).forward
 
@@ -163,8 +172,26 @@ class Specialization:
         return one == two and self.capture.converts == other.capture.converts
 
     def again(self, args: Any, kwargs: Any) -> Specialization:
-        """The same program captured once more, as the objects of its state are now."""
-        return Specialization(self._recapture(args, kwargs), self._partition_fn, self._recapture)
+        """The same program captured once more, as the objects of its state are now.
+
+        Where it asks on the same lines it decides as this one: arguments of zeros or random numbers decide nothing.
+        """
+
+        def captured(answers: Answers | None = None) -> Specialization:
+            capture = self._recapture(args, kwargs, answers=answers)
+            return Specialization(capture, self._partition_fn, self._recapture)
+
+        if not self.decisions:
+            return captured()
+        with contextlib.suppress(DataDependentError):
+            later = captured(self.answers)
+            if [one.location for one in later.decisions] == [one.location for one in self.decisions]:
+                return later
+        later = captured()
+        answers = _answers_by_line(self.decisions, later.decisions)
+        with contextlib.suppress(DataDependentError):
+            return later if agree(answers, later.answers) else captured(answers)
+        return later
 
     def checked(self, arguments: CallArguments) -> list[Any] | InputMismatchError:
         """The inputs for a call, or why it is none of this program's."""

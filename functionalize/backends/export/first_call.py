@@ -8,6 +8,7 @@ Invariant: no state of the program's is touched. Limits: what is equal for these
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,9 +20,11 @@ from functionalize.backends.export.returned import InputTensor, returned
 from functionalize.backends.export.shared_places import GraphValue
 from functionalize.backends.export.steady import Exportable
 from functionalize.errors import UnsupportedExportError
+from functionalize.reachability import nodes_behind
 from functionalize.runtime.decisions import Decision, same_answer
 from functionalize.runtime.metadata import InputMutation
-from functionalize.runtime.random_state import default_generators_kept
+from functionalize.runtime.random_state import default_generators_kept, is_random
+from functionalize.runtime.specialization import Specialization
 
 
 def check_first_call(found: Exportable, to: str) -> None:
@@ -39,6 +42,7 @@ def check_first_call(found: Exportable, to: str) -> None:
     except _FailsError as error:
         what = f"the first call decides by its data, and fails for others than those of the capture: {error}"
         raise _refusal(to, what) from error
+    _refuse_first_alone(first.program, later.program, to)
     for decision in later.program.metadata.graph.of_forward:
         value = other.results[decision.output]
         if not (same_answer(value, decision.answer) or _decided(first, one, decision, value)):
@@ -68,6 +72,19 @@ def _decided(first: ExampleCall, run: _Run, decision: Decision, value: Any) -> b
         and same_answer(run.results[before.output], value)
         for before in first.program.metadata.graph.of_forward
     )
+
+
+def _refuse_first_alone(first: Specialization, later: Specialization, to: str) -> None:
+    """Refuse what a first call alone asks of data: it may make another thing, and nothing asserts the answer."""
+    lines = Counter(decision.location for decision in later.metadata.graph.of_forward)
+    results: Any = first.recorded.graph.output_node().args[0]
+    placeholders = zip(first.recorded.graph.find_nodes(op="placeholder"), first.metadata.taken, strict=True)
+    data = {node for node, number in placeholders if first.metadata.inputs[number].argument is not None}
+    for decision in first.metadata.graph.of_forward:
+        behind = nodes_behind([results[decision.output]])
+        lines[decision.location] -= 1
+        if lines[decision.location] < 0 and any(node in data or is_random(node) for node in behind):
+            raise _refusal(to, f"the first call decides by its data, which later ones do not: {decision}")
 
 
 def _refusal(to: str, what: str) -> UnsupportedExportError:

@@ -289,6 +289,12 @@ class ExportGraph:
             with self.emitter.behind(value):  # before what fails where it does not hold
                 self._assert(value, decision)
 
+    @property
+    def asserted(self) -> list[Decision]:
+        """The decisions that the graph asserts: all but those that are known ahead of a call."""
+        decisions = self._metadata.graph.of_forward
+        return [decision for decision in decisions if isinstance(self._results[decision.output], Node)]
+
     def _assert(self, value: Node, decision: Decision) -> None:
         if value in self.numbers.tensors:
             self.numbers.assert_equal(value, decision.answer, str(decision))

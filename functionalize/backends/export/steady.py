@@ -32,7 +32,7 @@ from functionalize.backends.export.example_call import (
     with_steps_followed,
 )
 from functionalize.backends.export.returned import Returned, returned
-from functionalize.errors import DataDependentError, UnsupportedProgramError
+from functionalize.errors import UnsupportedProgramError
 from functionalize.runtime.captured_program import CapturedProgram
 from functionalize.runtime.capturing import CAPTURING
 from functionalize.runtime.containers import entry, write
@@ -85,7 +85,7 @@ def _exportable(program: CapturedProgram, call: ExampleCall, effects: EffectRead
         return Exportable(call, call.inputs, effects, returned(call))
     simulated = contextlib.nullcontext(dict[int, int]()) if moved else _after_first(call)
     with CAPTURING, simulated as made:
-        later = ExampleCall(_decided_as(call.program, program, call))
+        later = ExampleCall(call.program.again(call.arguments.args, call.arguments.kwargs))
         found = EffectReader(later)
         if found.constants:  # which do not change in each call
             again = program.captured_again(call.args, call.kwargs, changing=found.constants)
@@ -102,19 +102,6 @@ def _exportable(program: CapturedProgram, call: ExampleCall, effects: EffectRead
         if constant is not None:
             later_inputs[number].copy_(constant)
     return Exportable(later, later_inputs, found, results, fresh, None if moved else call)
-
-
-def _decided_as(first: Specialization, program: CapturedProgram, call: ExampleCall) -> Specialization:
-    """The program of later calls, which decides by its data as the first did: the example's numbers are no data's.
-
-    Where it asks for other things than the first, it decides by the example.
-    """
-    if first.decisions:
-        with contextlib.suppress(DataDependentError):
-            later = program.captured_like(call.args, call.kwargs, first.answers)
-            if [one.location for one in later.decisions] == [one.location for one in first.decisions]:
-                return later
-    return program.captured_like(call.args, call.kwargs)
 
 
 @contextlib.contextmanager

@@ -201,7 +201,7 @@ def _checked(forward: ArrayProgram, found: Specialization) -> Nest:
     shared = {number for at, one in pairs for number in (at, one.first)}
     sizes = [node.meta.get("val") for node in found.recorded.graph.nodes]
     for stands, why in (
-        (forward.decided.asked, "it decides by data"),
+        (forward.decides, "it decides by data"),
         (metadata.gradients, "it leaves gradients"),
         (nest is None or any(isinstance(part, Recipe) for part in metadata.results), "it takes or gives objects"),
         (argument & shared, "arguments share memory"),

@@ -12,11 +12,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import torch
 
 from functionalize._torch import pytree
 from functionalize.backends.array_program import ArrayProgram, Prepared, Written
 from functionalize.backends.first_call import Settled, settled
-from functionalize.backends.interpreter import Backend, refusal
+from functionalize.backends.interpreter import Backend, UnknownNumberError, refusal
 from functionalize.backends.jax.values import is_array, is_number
 from functionalize.runtime.objects import ObjectRef, references_in
 from functionalize.runtime.specialization import Specialization
@@ -62,10 +63,6 @@ class _OfTwo(ArrayProgram):
     def __init__(self, first: Specialization, found: Settled, backend: Backend, key: Any) -> None:
         super().__init__(found.later, backend, key)
         self._first = ArrayProgram(first, backend, key, settled=True)
-        asked = [*self.decided.asked, *self._first.decided.asked]
-        if asked:
-            why = "it decides by data, and makes state at the first call: one graph cannot ask for both"
-            raise refusal(backend, [(one.location, why) for one in asked])
         results = [*first.metadata.results, *self.metadata.results]
         if any(isinstance(part, ObjectRef) and part.state for part in references_in(results)):
             why = "it returns an object among its arguments, and makes state at the first call"
@@ -89,16 +86,20 @@ class _OfTwo(ArrayProgram):
         return {**state, FIRST_CALL: jnp.array(True)}
 
     @property
+    def decides(self) -> bool:
+        return super().decides or self._first.decides
+
+    @property
     def written(self) -> frozenset[str]:
         return super().written | self._first.written | self._made.keys() | {FIRST_CALL}
 
     def run(self, state: Mapping[str, Any], inputs: Mapping[int, Any]) -> Any:
         names, nests = sorted(self.written), list[_Nest]()
 
-        def parted(outputs: Any) -> list[Any]:
+        def parted(program: ArrayProgram, results: Sequence[Any], outputs: Any) -> list[Any]:
             leaves, spec = pytree.tree_flatten(outputs)
             nests.append(_Nest(spec, tuple(_ARRAY if _is_computed(leaf) else leaf for leaf in leaves)))
-            return [leaf for leaf in leaves if _is_computed(leaf)]
+            return [*(leaf for leaf in leaves if _is_computed(leaf)), *self._asked(program, results)]
 
         def first(_: Any) -> Any:
             given = {mine: inputs[n] for n, mine in self._numbers.items() if n in inputs}
@@ -106,12 +107,12 @@ class _OfTwo(ArrayProgram):
             arguments = {n: arguments[mine] for n, mine in self._numbers.items() if mine in arguments}
             made = {name: results[at] for name, at in self._made.items()}  # type: ignore[index]
             after = {**state, **new, **made}
-            return _ended(names, after), arguments, parted(self._first.outputs(results, after))
+            return _ended(names, after), arguments, parted(self._first, results, self._first.outputs(results, after))
 
         def later(_: Any) -> Any:
             new, arguments, results = ArrayProgram.run(self, state, inputs)
             after = {**state, **new}
-            return _ended(names, after), arguments, parted(ArrayProgram.outputs(self, results, after))
+            return _ended(names, after), arguments, parted(self, results, ArrayProgram.outputs(self, results, after))
 
         found = jax.lax.cond(state[FIRST_CALL], first, later, None)
         if any(nest != nests[0] for nest in nests):
@@ -120,13 +121,38 @@ class _OfTwo(ArrayProgram):
         self._nest = nests[0]
         return found
 
+    def _asked(self, program: ArrayProgram, results: Sequence[Any]) -> list[Any]:
+        """What both programs decide by, the first one's first: of the one that runs, and nothing for the other's."""
+        values = []
+        for each in (self._first, self):
+            looks: Any = each.decided.graph.output_node().args[0]
+            for decision in each.decided.asked:
+                look = looks[decision.output].meta["val"]
+                dtype = self.backend.dtype(look.dtype) if isinstance(look, torch.Tensor) else type(decision.answer)
+                value = jnp.reshape(results[decision.output], ()) if each is program else 0
+                values.append(jnp.asarray(value, dtype=dtype))
+        return values
+
     def finished(
         self, state: Mapping[str, Any], prepared: Prepared, found: tuple[dict[str, Any], dict[int, Any], Sequence[Any]]
     ) -> tuple[dict[str, Any], Any]:
         new, written, arrays = found
+        count = len(self._first.decided.asked)
+        asked = arrays[len(arrays) - count - len(self.decided.asked) :]
+        if self._is_first(state):
+            self._first.check_decisions(asked[:count])
+        else:
+            self.check_decisions(asked[count:])
         outputs = self._nest.filled(arrays)
         returned = Written(outputs, self.arguments_after(prepared, written)) if self.written_inputs else outputs
         return {**state, **new}, returned
+
+    def _is_first(self, state: Mapping[str, Any]) -> bool:
+        """Whether a call is the first; where JAX traces it, nobody can tell: what there is to compare is refused."""
+        try:
+            return bool(self.decides and self.backend.number(state[FIRST_CALL]))
+        except UnknownNumberError:
+            return not self.decided.asked
 
 
 def _ended(names: Sequence[str], state: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
-import torch
 
 from functionalize._torch import pytree
 from functionalize.backends.array_program import Prepared, Written
 from functionalize.backends.export.example_call import as_called_now, with_arguments_apart, with_steps_followed
-from functionalize.backends.exported_program import from_exported_program, to_exported_program
+from functionalize.backends.exported_program import to_exported_program
 from functionalize.backends.interpreter import Backend, UnknownNumberError
+from functionalize.backends.jax.asserted_decisions import with_decisions
 from functionalize.backends.jax.backward import with_own_gradients
 from functionalize.backends.jax.first_call import program_of
 from functionalize.backends.jax.lowerings import lowering
@@ -54,32 +54,19 @@ def to_jax(program: CapturedProgram, *, lowerings: Lowerings = lowering, seed: i
         return JaxProgram(steady, lowerings, seed, ending=lines)
 
 
-_ASSERTIONS = (torch.ops.aten._assert_scalar.default, torch.ops.aten._assert_async.msg)
-
-
 def _of_tensors(program: CapturedProgram, refused: UnsupportedProgramError) -> CapturedProgram:
     """A program that changes objects, with all that it changes there as tensors; ``refused``: why it is not taken so.
 
     Raises:
-        UnsupportedProgramError: what it changes can be no tensors; all causes. Or it decides by data as well: an
-            exported program asserts what JAX cannot.
+        UnsupportedProgramError: what it changes can be no tensors; all causes.
     """
     try:
-        exported = to_exported_program(program, to="JAX", layouts=False)
+        exported = to_exported_program(program, to="JAX", layouts=False, warns=False)
     except UnsupportedExportError as error:
         if not refused.causes:
             raise refused from error
         raise UnsupportedProgramError.of_exports("JAX", [*error.causes, *refused.causes]) from error
-    assertion = next((node for node in exported.graph.nodes if node.target in _ASSERTIONS), None)
-    if assertion is not None:
-        raise UnsupportedProgramError(
-            "the program decides by its data, and changes objects of Python's",
-            why="a function of arrays has no objects; with tensors for what they hold, nobody compares the decision",
-            hint="keep what changes in tensors (register_buffer), or decide by no data: an index by a number asks for "
-            "its sign, one by a tensor does not",
-            at=str(assertion.args[1]),
-        )
-    return from_exported_program(exported)
+    return with_decisions(exported)
 
 
 class JaxProgram:
@@ -149,7 +136,7 @@ class JaxProgram:
         def donating(written: Any, kept: Any) -> Any:
             return run({**written[0], **kept[0]}, {**written[1], **kept[1]})
 
-        donate = donate and not self._program.decided.asked  # else a call that is refused would have taken the state
+        donate = donate and not self._program.decides  # else a call that is refused would have taken the state
         compiled = jax.jit(donating, donate_argnums=(0,) if donate else ())
         names, numbers = self._program.written, self._program.written_inputs
 
