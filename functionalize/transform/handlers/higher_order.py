@@ -179,9 +179,7 @@ def _while_loop(context: FunctionalizationContext, func: Any, args: Any) -> Any:
     return tuple(_with_writes(context, func, operands, attempt)[1])
 
 
-def _without_numbers(
-    bodies: Sequence[Function], operands: Sequence[Any]
-) -> tuple[list[Function], tuple[Any, ...]]:
+def _without_numbers(bodies: Sequence[Function], operands: Sequence[Any]) -> tuple[list[Function], tuple[Any, ...]]:
     """Bodies that know the plain numbers among their last operands, and the operands that are left.
 
     Dynamo passes sizes that it has seen to differ: here they are known, and no input of a body's graph.
