@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from functorch.experimental.control_flow import map as map_rows
 from torch import Tensor, nn
 from torch._higher_order_ops import while_loop
 from torch._higher_order_ops.associative_scan import associative_scan
+from torch._higher_order_ops.map import map as map_rows
 from torch._higher_order_ops.scan import scan
 from torch.ao.quantization import FusedMovingAvgObsFakeQuantize, MovingAveragePerChannelMinMaxObserver
 from torch.utils import _pytree as pytree
@@ -22,8 +22,17 @@ from tests.export_programs import captured_on_jax, on_onnx
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning"),
     pytest.mark.filterwarnings("ignore:.*torch.ao.quantization.*"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),  # Dynamo reads it
 ]
 Program = Callable[..., Any]
+
+
+@pytest.fixture(autouse=True)
+def _bodies_compiled_afresh() -> None:
+    """Dynamo, which traces bodies of loops, does so for a few loops of a process alone."""
+    torch._dynamo.reset()
+
+
 ROUTES = ("module", "core", "onnx", "jax")
 
 
@@ -122,7 +131,7 @@ class LoopInside(Reading):
             lambda count, h: (count + 1, self.layer(h)),
             (torch.tensor(0), x * 2),
         )
-        self.calls += 1
+        self.calls.add_(1)
         self.shift.copy_(h.detach()[0])
         return h.relu() + self.shift, count
 
