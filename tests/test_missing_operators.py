@@ -9,17 +9,30 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._higher_order_ops import while_loop
+from torch._higher_order_ops.associative_scan import associative_scan
+from torch._higher_order_ops.map import map as map_rows
+from torch._higher_order_ops.scan import scan
 from torch.ao.quantization import FusedMovingAvgObsFakeQuantize, MovingAveragePerChannelMinMaxObserver
 from torch.utils import _pytree as pytree
 
-from functionalize import capture
+from functionalize import UnsupportedProgramError, capture
 from tests.export_programs import captured_on_jax, on_onnx
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning"),
     pytest.mark.filterwarnings("ignore:.*torch.ao.quantization.*"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),  # Dynamo reads it
 ]
 Program = Callable[..., Any]
+
+
+@pytest.fixture(autouse=True)
+def _bodies_compiled_afresh() -> None:
+    """Dynamo, which traces bodies of loops, does so for a few loops of a process alone."""
+    torch._dynamo.reset()
+
+
 ROUTES = ("module", "core", "onnx", "jax")
 
 
@@ -86,22 +99,78 @@ class Scaled(nn.Module):
         return [*gradients, found, self.scale.clone()]
 
 
-class Loop(nn.Module):
-    """Its functions read a layer and a buffer."""
+class Reading(nn.Module):
+    """What the bodies of loops and branches read: a layer and buffers."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layer, self.most = nn.Linear(3, 3), nn.Buffer(torch.tensor(3))
+        self.shift, self.calls = nn.Buffer(torch.linspace(-1, 1, 3)), nn.Buffer(torch.tensor(0))
 
-    @torch.no_grad()
-    def forward(self, x: Tensor) -> Any:
+    def looped(self, x: Tensor) -> Any:
         def goes_on(count: Tensor, h: Tensor) -> Tensor:
             return count < self.most
 
         def step(count: Tensor, h: Tensor) -> Any:
-            return count + 1, self.layer(h)
+            return count + 1, self.layer(h) + self.shift
 
-        return torch._higher_order_ops.while_loop(goes_on, step, (torch.tensor(0), x))
+        return while_loop(goes_on, step, (torch.tensor(0), x))
+
+
+class Loop(Reading):
+    def forward(self, x: Tensor) -> Any:
+        return self.looped(x)
+
+
+class LoopInside(Reading):
+    """Of what is computed, and computed with; as often as a counter says, and none at first."""
+
+    def forward(self, x: Tensor) -> Any:
+        count, h = while_loop(
+            lambda count, h: (count < self.calls) & (h.abs().sum() < 1e3),
+            lambda count, h: (count + 1, self.layer(h)),
+            (torch.tensor(0), x * 2),
+        )
+        self.calls.add_(1)
+        self.shift.copy_(h.detach()[0])
+        return h.relu() + self.shift, count
+
+
+class LoopTwice(Reading):
+    def forward(self, x: Tensor) -> Any:
+        return self.looped(self.looped(x)[1].clone())[1]
+
+
+class Branch(Reading):
+    def forward(self, x: Tensor) -> Any:
+        yes, no = lambda x: (self.layer(x), x + 1), lambda x: (x * self.shift, x - 1)
+        return torch.cond((x > 1).any() & (self.most > 2), yes, no, (x,))
+
+
+class Mapped(Reading):
+    """Twice, since Dynamo passes sizes that differ from those of the call before."""
+
+    def forward(self, x: Tensor) -> Any:
+        once = map_rows(lambda row: self.layer(row) + self.shift, x)
+        return map_rows(lambda row, scale: self.layer(row) * scale, once[:, :3], self.shift)
+
+
+class Scanned(Reading):
+    def __init__(self, reverse: bool = False) -> None:
+        super().__init__()
+        self.reverse = reverse
+
+    def forward(self, x: Tensor) -> Any:
+        def step(h: Tensor, row: Tensor) -> Any:
+            h = torch.tanh(self.layer(h) + row + self.shift)
+            return h, h * 2
+
+        return scan(step, torch.zeros(3), x, reverse=self.reverse)
+
+
+class Associated(Reading):
+    def forward(self, x: Tensor) -> Any:
+        return associative_scan(lambda a, b: a * b + self.shift * 0, self.layer(x), 0, combine_mode="generic")
 
 
 def observer() -> nn.Module:
@@ -173,11 +242,19 @@ CASES: dict[str, Case] = {
     "histogram by its elements": (of(lambda x: torch.histc(x, 5)), lambda: (torch.randn(3, 4).double(),)),
     "histogram of equal ones": (of(lambda x: torch.histc(x * 0 + 2, 5)), lambda: (torch.randn(4),)),
     "scaled gradients": (Scaled, lambda: (torch.randn(3) * torch.tensor([1, 1, 1e38]),)),
-    "a loop that reads a layer": (Loop, lambda: (torch.randn(2, 3),)),
+    "loop": (Loop, lambda: (torch.randn(2, 3),)),
+    "loop without gradients": (lambda: torch.no_grad()(Loop()), lambda: (torch.randn(2, 3),)),
+    "loop inside": (LoopInside, lambda: (torch.randn(2, 3),)),
+    "two loops": (LoopTwice, lambda: (torch.randn(2, 3),)),
+    "branch": (Branch, lambda: (torch.randn(2, 3),)),
+    "map": (Mapped, lambda: (torch.randn(2, 3),)),
+    "scan": (lambda: torch.no_grad()(Scanned()), lambda: (torch.randn(2, 3),)),
+    "scan in reverse": (lambda: torch.no_grad()(Scanned(reverse=True)), lambda: (torch.randn(2, 3),)),
+    "associative scan": (Associated, lambda: (torch.randn(2, 3),)),
 }
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("name", CASES)
 def test_equal_to_eager(name: str, route: str, tmp_path: Path) -> None:
@@ -191,7 +268,32 @@ def test_equal_to_eager(name: str, route: str, tmp_path: Path) -> None:
     for _ in range(3):
         args = inputs()
         wanted, actual = pytree.tree_leaves(eager(*args)), pytree.tree_leaves(run(*args))
-        torch.testing.assert_close(actual, wanted, equal_nan=True)
+        torch.testing.assert_close([leaf.detach() for leaf in actual], wanted, equal_nan=True)
+
+
+class LoopThenBranch(Reading):
+    def forward(self, x: Tensor) -> Any:
+        return torch.cond(x.sum() > 0, self.layer, lambda h: h - self.shift, (self.looped(x)[1],))
+
+
+@pytest.mark.parametrize("make", [Scanned, LoopThenBranch])
+def test_refusals_say_what_works(make: Callable[[], Program]) -> None:
+    x = torch.randn(2, 3)
+    with pytest.raises(UnsupportedProgramError, match=r"torch\.no_grad\(\)"):
+        capture(make(), (x,))
+    program = make()
+    torch.testing.assert_close(capture(torch.no_grad()(program), (x,))(x), torch.no_grad()(program)(x))
+
+
+def test_complex_slices_whose_sizes_the_data_tell(tmp_path: Path) -> None:
+    def program(x: Tensor, at: Tensor) -> Any:
+        return torch.tensor_split(x * 2, at)[1].abs().sum()
+
+    x = torch.randn(6, 2, dtype=torch.complex64)
+    for route in ("module", "onnx"):
+        run = run_by(route, program, (x, torch.tensor([2, 4])), tmp_path)
+        for at in (torch.tensor([2, 4]), torch.tensor([1, 6])):
+            torch.testing.assert_close(pytree.tree_leaves(run(x, at))[0], program(x, at))
 
 
 def test_a_first_call_sizes_statistics() -> None:

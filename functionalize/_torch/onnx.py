@@ -31,6 +31,7 @@ from torch.onnx._internal.exporter._decomp import (  # what the exporter takes a
 )
 from torch.onnx._internal.exporter._dispatching import dispatch
 from torch.onnx._internal.exporter._registration import ONNXRegistry
+from torch.onnx._internal.exporter._torchlib.ops.hop import higher_order_scan as higher_order_scan
 
 from functionalize._torch.exporting import without_spec_warnings
 

@@ -84,6 +84,7 @@ def without_stacks(graph: Graph) -> Graph:
 
 def _loop_without_stacks(loop: Node) -> None:
     loop.target = torch.ops.higher_order.while_loop
+    loop.meta.pop("unbacked_bindings", None)  # how many rows there are
     loop.meta["val"] = map_arg(tuple(loop.args[2]), lambda carried: carried.meta["val"])  # type: ignore[arg-type]
     for stack in list(loop.users):
         for read in list(stack.users):
@@ -111,6 +112,7 @@ def for_export(graph: Graph, root: torch.nn.Module) -> tuple[Graph, torch.nn.Mod
     Those of optimizers alone, as those on lists of tensors: engines lack them. And attention that is differentiated:
     what torch takes its forward apart into is not what its backward reads.
     """
+    graph = without_stacks(graph)
     ops = {node.target for node in graph.nodes if node.op == "call_function"}
     lists = {op for op in ops if optimizer_steps.decomposition(op)}
     return decomposed(graph, root, lambda node: not (node.target in lists or is_differentiated(node)))

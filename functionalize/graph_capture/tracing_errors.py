@@ -96,7 +96,15 @@ _KNOWN = (
         "Mixing fake modes",
         "the program takes gradients through an operator whose body torch compiles by itself (scan)",
         "torch traces that body's backward with other fake tensors than those of the capture",
-        "a loop of Python's, torch.cond or while_loop; or torch.compile(backend='functionalize') of the whole",
+        "torch.no_grad() around it, where nobody takes its gradients; a loop of Python's, torch.cond or while_loop; or "
+        "torch.compile(backend='functionalize') of the whole",
+    ),
+    _Known(
+        "'<' not supported between instances of 'NoneType' and 'int'",
+        "the program passes a result of a while_loop to another operator with bodies",
+        "where gradients are on, the result is the last row of all steps, and only the data tell where it lies, which "
+        "torch asks when it traces the bodies",
+        "clone() of the result; or torch.no_grad() around the loops, where nobody takes their gradients",
     ),
     _Known(
         "SeedSequence expects int",

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from functionalize._torch.sizes import unbacked
 from functionalize._torch.tensors import INTERPOLATIONS, suggest_memory_format
 from functionalize.errors import UnsupportedProgramError
 from functionalize.tracing.cudnn_metas import CUDNN_METAS
@@ -209,6 +210,15 @@ def _learned_scale_backward(gradient: Any, x: Any, scale: Any, zero_point: Any, 
     return torch.empty_like(x), scale.new_empty(scale.size()), zero_point.new_empty(zero_point.size())
 
 
+def _select_copy(x: Any, dim: int, index: Any) -> Any:
+    """At an index that the data tell: torch asks whether it is inside, which only a call can say."""
+    if not unbacked([index]):
+        return NotImplemented
+    size = list(x.size())
+    del size[dim]
+    return x.new_empty(size)
+
+
 _FAKE_QUANTIZING = (
     aten.fake_quantize_per_tensor_affine_cachemask.default,
     aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default,
@@ -230,6 +240,7 @@ METAS: Mapping[Any, Callable[..., Any]] = {  # what one gives is NotImplemented 
     **CUDNN_METAS,
     **({} if torch.version.hip else {aten._grouped_mm.default: _grouped_mm}),
     aten.angle.default: _angle,
+    aten.select_copy.int: _select_copy,
     # What torch decomposes into operators that lay results out otherwise, by others whose results are alike.
     **dict.fromkeys((aten.copysign.Tensor, aten.xlogy.Tensor, aten.special_xlog1py.default), torch.atan2),
     **dict.fromkeys((aten.div.Tensor_mode, aten.floor_divide.default), _rounded),

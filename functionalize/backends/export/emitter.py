@@ -55,7 +55,9 @@ class Emitter:
             return node.target(*args, **kwargs)  # type: ignore[operator]
         if node.target in _DIFFERENTIABLE and node.meta["val"].is_complex():
             self.at(node)
-            made = _DIFFERENTIABLE[node.target](self, *args, **kwargs)
+            meta = {key: node.meta[key] for key in ("unbacked_bindings",) if node.meta.get(key)}
+            meta["val"] = self.fakes.value(node.meta["val"])
+            made = _DIFFERENTIABLE[node.target](self, meta, *args, **kwargs)
             self.at(None)
             return made
         args = counting(node.target, args, lambda arg: arg.meta["val"] if isinstance(arg, Node) else arg)
@@ -84,9 +86,15 @@ class Emitter:
         with self.fakes.running():
             value = op(*values[0], **values[1])
         if op in _DIFFERENTIABLE and value.is_complex():
-            return _DIFFERENTIABLE[op](self, *args, **kwargs)
+            return _DIFFERENTIABLE[op](self, {"val": value}, *args, **kwargs)
+        return self.known(op, {"val": value}, *args, **kwargs)
+
+    def known(self, op: Any, meta: dict[str, Any], *args: Any, **kwargs: Any) -> Node:
+        """The same, of which is known what it gives, in ``val``, and which symbols it introduces."""
         node = self.graph.call_function(op, _loadable(op, args, kwargs), kwargs)
-        node.meta = {"val": value, "stack_trace": "", "nn_module_stack": {}} | self._origin
+        node.meta = {"stack_trace": "", "nn_module_stack": {}} | self._origin | meta
+        if meta.get("unbacked_bindings"):
+            node.meta["unbacked_bindings"] = self.fakes.settled_bindings(node)
         return node
 
     def detached(self, node: Node) -> Node:
@@ -132,7 +140,7 @@ class Emitter:
         return made
 
 
-def _as_complex(emitter: Emitter, x: Node) -> Node:
+def _as_complex(emitter: Emitter, meta: dict[str, Any], x: Node) -> Node:
     real, imaginary = (emitter.call(aten.select.int, x, -1, part) for part in range(2))
     return emitter.call(aten.complex.default, real, imaginary)
 
@@ -140,11 +148,15 @@ def _as_complex(emitter: Emitter, x: Node) -> Node:
 def _by_parts(op: Any, tensors: int) -> Callable[..., Node]:
     """An operator along a dimension, on real and imaginary parts; ``tensors``: how many arguments are, the first."""
 
-    def emitted(emitter: Emitter, *args: Any, dim: int = 0, **kwargs: Any) -> Node:
+    def emitted(emitter: Emitter, meta: dict[str, Any], *args: Any, dim: int = 0, **kwargs: Any) -> Node:
         given, rest = args[:tensors], args[tensors:]
         at, rest = (rest[0], rest[1:]) if rest else (dim, ())
         parts = [emitter.call(aten.view_as_real_copy.default, _resolved(emitter, one)) for one in given]
-        return _as_complex(emitter, emitter.call(op, *parts, at % given[0].meta["val"].dim(), *rest, **kwargs))
+        look = meta["val"]
+        with emitter.fakes.mode:
+            both = torch.empty((*look.size(), 2), dtype=look.dtype.to_real(), device=look.device)
+        at %= given[0].meta["val"].dim()
+        return _as_complex(emitter, meta, emitter.known(op, meta | {"val": both}, *parts, at, *rest, **kwargs))
 
     return emitted
 
@@ -160,10 +172,10 @@ def _resolved(emitter: Emitter, x: Node) -> Node:
 _DIFFERENTIABLE: dict[Any, Callable[..., Node]] = {
     **{op: _by_parts(op, 1) for op in (aten.slice_copy.Tensor, aten.select_copy.int)},
     **{op: _by_parts(op, 2) for op in (aten.slice_scatter.default, aten.select_scatter.default)},
-    aten.lift_fresh_copy.default: lambda emitter, x: emitter.call(aten.clone.default, x),
-    aten._neg_view_copy.default: lambda emitter, x: emitter.call(aten.neg.default, x),
+    aten.lift_fresh_copy.default: lambda emitter, meta, x: emitter.call(aten.clone.default, x),
+    aten._neg_view_copy.default: lambda emitter, meta, x: emitter.call(aten.neg.default, x),
     aten.view_as_complex_copy.default: _as_complex,
-    aten._conj_copy.default: lambda emitter, x: emitter.call(aten.conj_physical.default, x),
+    aten._conj_copy.default: lambda emitter, meta, x: emitter.call(aten.conj_physical.default, x),
 }
 
 

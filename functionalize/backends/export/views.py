@@ -15,6 +15,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ExportGraphSignature
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
 
 from functionalize._torch.exporting import viewing
 from functionalize.aliasing.geometry import Layout
@@ -28,12 +29,12 @@ _BY_SIZE = {aten.view_copy.default: aten.reshape.default, aten._unsafe_view.defa
 def with_views(exported: ExportedProgram) -> ExportedProgram:
     """The same program, in which views are not copied."""
     graph, results = _viewed(exported.graph)
-    graph.output(tuple(results))
-    return remade(exported, graph, results, _attributes(exported.graph_module))
+    graph.output(results)
+    return remade(exported, graph, list(results), _attributes(exported.graph_module))
 
 
-def _viewed(copied: Graph) -> tuple[Graph, list[Any]]:
-    """A graph with views, and its results, which are no views of its inputs."""
+def _viewed(copied: Graph) -> tuple[Graph, Any]:
+    """A graph with views, and its results, which are no views of its inputs: several, or the one of a condition."""
     graph = Graph()
     results: Any = graph.graph_copy(copied, {})
     for old, new in zip(*(one.find_nodes(op="placeholder") for one in (copied, graph)), strict=True):
@@ -42,7 +43,7 @@ def _viewed(copied: Graph) -> tuple[Graph, list[Any]]:
         _keep_memory(graph, node)
     for node in [node for node in graph.nodes if node.op == "call_function"]:
         node.target = _BY_SIZE.get(node.target) or viewing(node.target) or node.target
-    return graph, [_copied(graph, result) if isinstance(result, Node) else result for result in results]
+    return graph, map_arg(results, lambda result: _copied(graph, result))
 
 
 def _attributes(root: GraphModule) -> dict[str, Any]:
@@ -53,7 +54,7 @@ def _attributes(root: GraphModule) -> dict[str, Any]:
 
 def _body(body: GraphModule) -> GraphModule:
     graph, results = _viewed(body.graph)
-    graph.output(tuple(results)).meta = dict(body.graph.output_node().meta)
+    graph.output(results).meta = dict(body.graph.output_node().meta)
     made = GraphModule(_attributes(body), graph)
     made.meta = dict(body.meta)
     return made

@@ -100,6 +100,9 @@ def run(context: FunctionalizationContext, func: Any, args: Sequence[Any], kwarg
             return leaf
         return _entering(context, leaf) if direct else context.body(leaf, Frame(func))
 
+    if func in _OF_ROWS and not direct:
+        (body,), operands = _without_numbers(args[:1], args[-1])
+        args = (body, *args[1:-1], operands)
     call_args, call_kwargs = pytree.tree_map(prepared, (tuple(args), kwargs))
     return func(*call_args, **call_kwargs)
 
@@ -139,7 +142,7 @@ def _cond(context: FunctionalizationContext, func: Any, args: Any) -> Any:
 def _while_loop(context: FunctionalizationContext, func: Any, args: Any) -> Any:
     """An operand that is written is carried along. One that is carried anyway is written in the first round only."""
     condition, body, carried, additional = args
-    (condition, body), additional = _without_numbers((condition, body), additional, len(carried))
+    (condition, body), additional = _without_numbers((condition, body), additional)
     operands, count = (*carried, *additional), len(carried)
 
     def attempt(given: Sequence[int]) -> Any:
@@ -176,27 +179,30 @@ def _while_loop(context: FunctionalizationContext, func: Any, args: Any) -> Any:
     return tuple(_with_writes(context, func, operands, attempt)[1])
 
 
-def _without_numbers(
-    bodies: Sequence[Function], operands: Sequence[Any], before: int = 0
-) -> tuple[list[Function], tuple[Any, ...]]:
-    """Bodies that know the plain numbers among their operands, after some others, and the operands that are left.
+def _without_numbers(bodies: Sequence[Function], operands: Sequence[Any]) -> tuple[list[Function], tuple[Any, ...]]:
+    """Bodies that know the plain numbers among their last operands, and the operands that are left.
 
     Dynamo passes sizes that it has seen to differ: here they are known, and no input of a body's graph.
     """
-    known = {before + n: operand for n, operand in enumerate(operands) if isinstance(operand, (int, float))}
+    known = {n: operand for n, operand in enumerate(operands) if isinstance(operand, (int, float))}
     if not known:
         return list(bodies), tuple(operands)
 
     def knowing(body: Function) -> Function:
         def filled(*args: Any) -> Any:
-            given = iter(args)
-            return body(*(known[n] if n in known else next(given) for n in range(before + len(operands))))
+            before = len(args) - (len(operands) - len(known))
+            given = iter(args[before:])
+            last = (known[n] if n in known else next(given) for n in range(len(operands)))
+            return body(*args[:before], *last)
 
         return filled
 
-    return list(map(knowing, bodies)), tuple(one for n, one in enumerate(operands) if before + n not in known)
+    return list(map(knowing, bodies)), tuple(operand for n, operand in enumerate(operands) if n not in known)
 
 
+_OF_ROWS = frozenset(  # their first argument is a body, whose last operands are the last argument
+    getattr(torch.ops.higher_order, name) for name in ("map_impl", "scan", "associative_scan")
+)
 _WITH_WRITES: dict[Any, Function] = {
     torch.ops.higher_order.cond: _cond,
     torch.ops.higher_order.while_loop: _while_loop,

@@ -29,4 +29,8 @@ FAMILIES = (
     *(convolutions, elementwise, integers, layouts, matrices, numbers),
     *(randomness, reductions, scans, searching, special, types),
 )
-TRANSLATIONS = convolutions.TRANSLATIONS | matrices.TRANSLATIONS | python_numbers.TRANSLATIONS | recurrent.TRANSLATIONS
+TRANSLATIONS = {
+    op: translation
+    for family in (convolutions, matrices, python_numbers, recurrent, scans)
+    for op, translation in family.TRANSLATIONS.items()
+}

@@ -12,11 +12,16 @@ from typing import Any
 
 import torch
 
+from functionalize._torch.onnx import higher_order_scan
 from functionalize.backends.onnx.rewrites.registry import Rewrite, rewrite
 
 aten = torch.ops.aten
 _WIDER = {torch.float32: torch.float64, torch.float16: torch.float32, torch.bfloat16: torch.float32}
 _MOST_STEPS = 256
+TRANSLATIONS: dict[Any, Callable[..., Any]] = {
+    torch.ops.higher_order.map_impl: lambda body, rows, more: higher_order_scan(body, [], rows, more),
+}
+"""Operators, by functions of values of ONNX that give such."""
 
 
 @rewrite(aten.cumprod.default)
