@@ -4,8 +4,8 @@ A program decides by hyperparameters (``if momentum != 0``) and is right for tho
 captured program compares; a backend's function is not to, so that such numbers are no inputs of it. What the data
 decide is only known once the graph has run: it gives them, for the caller to compare.
 
-Invariant: the decisions come out as captured. Limits: numbers that a program computes of data and decides by are
-compared as the backend computes them.
+Invariant: the decisions come out as captured, or whoever compares them finds that they do not. Limits: numbers that a
+program computes of data and decides by are compared as the backend computes them.
 """
 
 from __future__ import annotations
@@ -64,17 +64,25 @@ def freeze_numbers(graph: Graph, root: torch.nn.Module, metadata: ProgramMetadat
         for user in list(copies[node].users):
             if user.target is torch.ops.aten._local_scalar_dense.default:
                 _replace(user, value)
+                made.erase_node(user)
     return Decided(made, frozenset(placeholders[node] for node in deciding.intersection(placeholders)))
 
 
 def _asked(graph: Graph, decisions: Iterable[Decision]) -> Decided:
-    """Have a graph give the tensors that it would decide by, in the place of their numbers."""
+    """Have a graph give what it would decide by, tensors in the place of the numbers that are read off them.
+
+    A number that must be the same in each call is a constant to whoever computes with it.
+    """
     made = Graph()
     results = list(made.graph_copy(graph, {}))  # type: ignore[arg-type]
     for one in decisions:
         number = results[one.output]
-        if isinstance(number, Node) and number.target is torch.ops.aten._local_scalar_dense.default:
+        if not isinstance(number, Node):
+            continue
+        if number.target is torch.ops.aten._local_scalar_dense.default:
             results[one.output] = number.args[0]
+        if not isinstance(one.answer, bool):
+            _replace(number, one.answer)
     made.output(tuple(results))
     return Decided(made, asked=tuple(decisions))
 
@@ -84,4 +92,3 @@ def _replace(node: Node, value: float) -> None:
     for user in list(node.users):
         user.args = map_arg(user.args, lambda one: value if one is node else one)
         user.kwargs = map_arg(user.kwargs, lambda one: value if one is node else one)
-    node.graph.erase_node(node)

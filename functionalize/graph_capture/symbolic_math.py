@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import functools
 import math
 import operator
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -153,16 +155,24 @@ _MISSING: dict[Any, dict[str, Any]] = {
 
 
 def _choosing(function: Callable[..., Any], tracer: Any) -> Callable[..., Any]:
-    """``min`` or ``max``, which compares its arguments: of floats that the data tell it gives one without asking."""
+    """``min`` or ``max``, which compares its arguments: of numbers that the data tell it gives one without asking."""
+    of_whole = torch.sym_min if function is min else torch.sym_max
 
     def called(*args: Any, **kwargs: Any) -> Any:
+        if len(args) == 1 and isinstance(args[0], (types.GeneratorType, map)):
+            args = (list(args[0]),)
         numbers = args[0] if len(args) == 1 and isinstance(args[0], (list, tuple)) else args
-        if kwargs or not any(isinstance(number, torch.SymFloat) for number in numbers):
+        if kwargs or len(numbers) < 2 or not any(map(_is_of_data, numbers)):  # a graph would give one as a container
             return function(*args, **kwargs)
-        if not all(isinstance(number, (float, torch.SymFloat)) for number in numbers):  # a whole number stays one
-            return function(*args)
-        if len(numbers) == 1:  # a graph would give it alone to a function that takes a container then
-            return function(*args)
-        return opaque_float(tracer, function, tuple(numbers))
+        if all(isinstance(number, (float, torch.SymFloat)) for number in numbers):
+            return opaque_float(tracer, function, tuple(numbers))
+        if all(type(number) in (int, torch.SymInt) for number in numbers):
+            return functools.reduce(of_whole, numbers)
+        return function(*args)  # which class the number has is for the data to say
 
     return called
+
+
+def _is_of_data(number: Any) -> bool:
+    """Whether the data tell a number: what is compared of sizes alone is a condition on these."""
+    return isinstance(number, torch.SymFloat) or (isinstance(number, torch.SymInt) and number.node.hint is None)

@@ -65,7 +65,12 @@ def _is_plain(kind: type) -> bool:
 
 
 def _is_foreign(kind: type) -> bool:
-    """Whether a class is one of the standard library's, of torch's own insides, or of ours."""
+    """Whether a class is one of the standard library's, of torch's own insides, or of ours; or an expression's.
+
+    Expressions of sympy never change, and note what they find of themselves: an exported program holds some.
+    """
+    if any(one.__module__.startswith("sympy.") for one in kind.__mro__):
+        return True
     root, _, rest = kind.__module__.partition(".")
     if _is_plain(kind) or root in ("builtins", "__main__"):
         return False

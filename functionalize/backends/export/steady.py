@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,7 +35,7 @@ from functionalize.backends.export.returned import Returned, returned
 from functionalize.errors import UnsupportedProgramError
 from functionalize.runtime.captured_program import CapturedProgram
 from functionalize.runtime.capturing import CAPTURING
-from functionalize.runtime.containers import entry, write
+from functionalize.runtime.containers import ABSENT, entry, write
 from functionalize.runtime.metadata import AliasKind, GraphInput, ProgramMetadata
 from functionalize.runtime.objects import Maker
 from functionalize.runtime.random_state import is_random
@@ -93,10 +93,10 @@ def _exportable(program: CapturedProgram, call: ExampleCall, effects: EffectRead
             found = EffectReader(later)
         later_inputs = later.inputs
         results = None if found.causes else returned(later)
-    if not moved:
-        later_inputs = _as_before(later, later_inputs)
-    fresh = {number: made[id(value)] for number, value in enumerate(later_inputs) if id(value) in made}
     changing = {one.input for one in later.program.metadata.mutations} | {one.input for one in found.rebindings}
+    if not moved:
+        later_inputs = _as_before(later, later_inputs, changing)
+    fresh = {number: made[id(value)] for number, value in enumerate(later_inputs) if id(value) in made}
     for number in fresh.keys() - changing:
         constant = _of_constants(call, fresh[number])
         if constant is not None:
@@ -127,12 +127,16 @@ def _got_gradients(call: ExampleCall) -> bool:
     return any((call.inputs[number].grad is not None) is not given for number, given in had.items())
 
 
-def _as_before(call: ExampleCall, inputs: list[Any]) -> list[Any]:
-    """Tensors and numbers of state as they are now that what the first call does to them is undone, where there are."""
+def _as_before(call: ExampleCall, inputs: list[Any], changing: Set[int]) -> list[Any]:
+    """Tensors and numbers of state as they are now that what the first call does to them is undone, where there are.
+
+    ``changing``: the inputs that later calls change; a number that the first call makes, and no other changes, stays.
+    """
     found = list(inputs)
     for number, (known, value) in enumerate(zip(call.program.metadata.inputs, inputs, strict=True)):
         if isinstance(known.slot, NumberSlot):
-            found[number] = _known_number(known.slot)
+            if number in changing or _now(known.slot) is not ABSENT:
+                found[number] = _known_number(known.slot)
         elif known.slot is not None and known.gradient_of is None:
             before = known.slot.found()
             if isinstance(before, torch.Tensor) and before.size() == value.size() and before.dtype == value.dtype:
@@ -143,9 +147,10 @@ def _as_before(call: ExampleCall, inputs: list[Any]) -> list[Any]:
 def _known_number(slot: NumberSlot) -> Any:
     try:
         return slot.get()
-    except TypeError as error:
-        now = Slot.get(slot)
-        what = f"`{slot.path}` is {now!r} before the first call, and {_article(slot.kind)} after it"
+    except (TypeError, LookupError) as error:
+        now = _now(slot)
+        said = "not there" if now is ABSENT else repr(now)
+        what = f"`{slot.path}` is {said} before the first call, and {_article(slot.kind)} after it"
         if type(now) is slot.kind:
             what = f"the first call changes how many numbers there are beside `{slot.path}`"
         raise UnsupportedProgramError(
@@ -154,6 +159,13 @@ def _known_number(slot: NumberSlot) -> Any:
             hint=f"call the program once, and export it then; or begin with {_article(slot.kind)} in each place",
             at="the program's state",
         ) from error
+
+
+def _now(slot: NumberSlot) -> Any:
+    try:
+        return Slot.get(slot)
+    except LookupError:
+        return ABSENT
 
 
 def _article(kind: type) -> str:
