@@ -449,13 +449,16 @@ def test_decisions_are_compared_once_the_data_are_known(tmp_path: Path) -> None:
     assert not [*tmp_path.iterdir()]
 
 
-def test_numbers_that_decide_and_are_computed_with_are_refused() -> None:
+def test_numbers_that_decide_are_computed_with() -> None:
     def decides(x: Tensor) -> Tensor:
         total = x.sum().item()
         return x * total if total > 0 else x
 
-    with pytest.raises(UnsupportedProgramError, match="if total > 0"):
-        capture(decides, (torch.ones(2),)).to_jax()
+    program = capture(decides, (torch.ones(2),)).to_jax()
+    for run in (program, program.jit()):
+        assert run({}, 2 * jnp.ones(2))[1].tolist() == [8, 8]
+        with pytest.raises(DataDependentError, match=r"(?s)decide otherwise.*if total > 0"):
+            run({}, -jnp.ones(2))
 
 
 def test_calls_of_another_kind_are_refused() -> None:
