@@ -23,6 +23,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning"),
     pytest.mark.filterwarnings("ignore:.*torch.ao.quantization.*"),
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),  # Dynamo reads it
+    pytest.mark.filterwarnings("ignore:.*script_method.*:DeprecationWarning"),  # of a module that Dynamo loads
 ]
 Program = Callable[..., Any]
 map_rows: Any = torch_map
