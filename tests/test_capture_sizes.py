@@ -118,10 +118,10 @@ def test_a_spec_that_does_not_fit_is_refused() -> None:
     ("spec", "said"),
     [
         (5, "5 for the arguments"),
-        ("abc", "'abc' for the arguments"),
+        ("abc", "'abc'.* for the arguments"),
         (({0: Dim("n")}, None, None), "for the arguments\n.*tuple of 2"),
         ((None,), "for the arguments"),
-        (({0: "n"}, None), "'n' for dimension 0 of 'x'"),
+        (({0: "n!"}, None), "the text 'n!' for a size"),
         (({0: 2.5}, None), "2.5 for dimension 0 of 'x'\n.*the size itself, 5"),
         (({0: 4}, None), "4 for dimension 0 of 'x'"),
         (({"a": 3}, None), "dimension 'a' of 'x', which has 2"),
