@@ -100,6 +100,19 @@ def _made(parts: Iterable[Any], text: str) -> Any:
     return OrderedDict(entries) if what == "OrderedDict" else dict(entries)
 
 
+def steps_of(text: str) -> Sequence[Any] | None:
+    """The keys, or the names of attributes, by which a node's children are reached; None where there are none."""
+    what, *rest = json.loads(text)
+    if what == "tuple":
+        return getattr(_class_of(rest[0]), "_fields", None)
+    return list(map(_decoded, rest[0])) if what in ("dict", "OrderedDict", "defaultdict") else None
+
+
+def is_value(text: str) -> bool:
+    """Whether a node is a value without parts."""
+    return bool(json.loads(text)[0] == "value")
+
+
 def _tuple_of(kind: Any, parts: list[Any]) -> Any:
     return kind(*parts) if hasattr(kind, "_fields") else kind(parts)  # one of torch's own takes a sequence
 

@@ -32,7 +32,7 @@ from tests.lowerings import exported
 from tests.lowerings.check import close, compared, reason
 from tests.lowerings.closeness import Outcome, alike
 
-_OF_ONE_PROGRAM = r"'[^']*'|`[^`]*`|aten\.[\w.]+|\d+|\|"  # what a reason says besides
+_OF_ONE_PROGRAM = r"for one cause|for \d+ causes|'[^']*'|`[^`]*`|aten\.[\w.]+|\d+|\|"  # what a reason says besides
 
 
 def check(program: Program) -> list[Outcome]:
@@ -60,7 +60,7 @@ def _jaxified(function: object, arguments: list[torch.Tensor]) -> Outcome:
     try:
         found = jaxify(function)(*arrays)  # type: ignore[arg-type]
     except (UnsupportedProgramError, RuntimeError) as error:
-        return Outcome(REFUSED, str(error).splitlines()[0][:100])
+        return Outcome(REFUSED, reason(error))
     written = found.arguments if isinstance(found, Written) else {}
     outputs = found.returned if isinstance(found, Written) else found
     names = function.__code__.co_varnames  # type: ignore[attr-defined]

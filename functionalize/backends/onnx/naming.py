@@ -17,6 +17,7 @@ from typing import Any
 import onnx_ir
 
 from functionalize._torch import pytree
+from functionalize.backends.nests import Rebuilt, is_value, steps_of
 from functionalize.backends.onnx.sizes import renamed
 
 
@@ -42,7 +43,7 @@ class Names:
 def argument_names(spec: pytree.TreeSpec, parameters: Sequence[str]) -> list[str]:
     """What each leaf of the arguments is called: `x`, `cache.keys.0`. ``parameters``: those by position."""
     names = []
-    for path in _paths(spec):  # ((positional...), {by name})
+    for path in filter(None, _paths(spec)):  # ((positional...), {by name})
         first = parameters[path[1]] if path[0] == 0 and path[1] < len(parameters) else path[1]
         names.append(_joined([first, *path[2:]]))
     return names
@@ -51,10 +52,12 @@ def argument_names(spec: pytree.TreeSpec, parameters: Sequence[str]) -> list[str
 def result_names(spec: pytree.TreeSpec) -> list[str]:
     """What each leaf of the results is called: `logits`, `past.0.keys`, `output_1.boxes`; without keys `output_1`.
 
-    Leaves without keys are numbered among all leaves.
+    Leaves without keys are numbered among all leaves, text and other values too.
     """
     names = []
     for place, path in enumerate(_paths(spec)):
+        if path is None:
+            continue
         if all(type(step) is int for step in path):
             names.append(f"output_{place}")
         else:
@@ -62,17 +65,21 @@ def result_names(spec: pytree.TreeSpec) -> list[str]:
     return names
 
 
-def _paths(spec: pytree.TreeSpec) -> list[tuple[Any, ...]]:
-    """The steps to each leaf: numbers, keys, and the names of attributes."""
+def _paths(spec: pytree.TreeSpec) -> list[tuple[Any, ...] | None]:
+    """The steps to each leaf: numbers, keys, and the names of attributes; None for a value that is no leaf."""
     if spec.is_leaf():
         return [()]
+    if spec.type is Rebuilt and is_value(spec.context):
+        return [None]
     parts = zip(_steps(spec), spec.children(), strict=True)
-    return [(step, *path) for step, part in parts for path in _paths(part)]
+    return [None if path is None else (step, *path) for step, part in parts for path in _paths(part)]
 
 
 def _steps(spec: pytree.TreeSpec) -> Sequence[Any]:
     """The keys, or the names of attributes, of a container's parts; else their places."""
     count, context = spec.num_children, spec.context
+    if spec.type is Rebuilt:
+        return steps_of(context) or range(count)
     registered = pytree.SUPPORTED_NODES.get(spec.type)
     if registered is not None and registered.flatten_with_keys_fn is not None:
         try:
