@@ -245,7 +245,8 @@ def _steps_of(code: types.CodeType) -> list[Any]:
 
 def templates(code: types.CodeType) -> Iterator[tuple[int, str]]:
     """The constants of which code makes text by ``%``: where it loads them, and what they are."""
-    steps = _steps_of(code)
+    formats = any(type(constant) is str and "%" in constant for constant in code.co_consts)
+    steps = _steps_of(code) if formats else []  # few functions have such constants, and each capture asks
     for place, step in enumerate(steps):
         if step.opname == "LOAD_CONST" and type(step.argval) is str and "%" in step.argval:
             use = _use(steps, place)
