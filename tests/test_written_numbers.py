@@ -127,6 +127,8 @@ def test_a_failing_check_has_eagers_message() -> None:
     captured = capture(checked, (torch.ones(2),))
     with pytest.raises(ValueError, match=r"not so: the sum is -4\.0"):
         captured(torch.full((2,), -2.0))
+    with pytest.raises(ValueError, match=r"not so: the sum is -4\.0"):
+        capture(checked, (torch.full((2,), -2.0),))
 
 
 def compared(x: torch.Tensor) -> torch.Tensor:
@@ -155,7 +157,29 @@ def as_a_name(x: torch.Tensor) -> torch.Tensor:
     return x * {"n2": 2, "n12": 12}[f"n{int(x.sum())}"]
 
 
-@pytest.mark.parametrize("program", [compared, joined, kept_and_compared, by_locals, as_a_name])
+def caught(x: torch.Tensor) -> torch.Tensor:
+    message = f"{x.sum().item():.2f}"
+    try:
+        require(message == "", message)
+    except ValueError as error:
+        return x * len(str(error))
+    return x
+
+
+def padded(x: torch.Tensor) -> torch.Tensor:
+    notes.append(f"{x.sum().item()!r:>12}")
+    return x * 2
+
+
+def printed_in_a_tuple(x: torch.Tensor) -> torch.Tensor:
+    values = f"{x.sum():.1f}", 2
+    return x * len(values[0])
+
+
+READING = [compared, joined, kept_and_compared, by_locals, as_a_name, caught, padded, printed_in_a_tuple]
+
+
+@pytest.mark.parametrize("program", READING)
 def test_text_that_the_program_reads_decides(program: Callable[[torch.Tensor], torch.Tensor]) -> None:
     captured = capture(program, (torch.ones(2),))
     for value in (torch.ones(2), torch.full((2,), 6.0), torch.ones(2)):
@@ -165,6 +189,17 @@ def test_text_that_the_program_reads_decides(program: Callable[[torch.Tensor], t
         assert kept == notes
         notes.clear()
     assert len(captured.variants) == 2
+
+
+def nested(x: torch.Tensor) -> torch.Tensor:
+    print((f"{x.sum():.1f}", 2))
+    print("a", end=f"{x.sum():.1f}")
+    return x * 2
+
+
+def test_text_in_a_container_is_printed_by_the_capture(capsys: pytest.CaptureFixture[str]) -> None:
+    capture(nested, (torch.ones(2),))(torch.ones(2))
+    assert "('2.0', 2)" in capsys.readouterr().out
 
 
 def given(x: torch.Tensor) -> tuple[torch.Tensor, str]:

@@ -216,7 +216,7 @@ class CaptureSession(RecordingSession):
             if inputs.hooked:
                 lend(inputs.inputs)
             effects = SideEffectRecorder(self.states, inputs.follower.is_log, inputs.walk_again)
-            texts = Texts(inputs.follower.is_log)
+            texts = Texts(inputs.follower.is_log, lambda: inputs.follower.code.catches)
             symbols = math_of_symbols(self.recorder.tracer), values_of_symbols(mode.shape_env, texts)
             self._attributes = TensorAttributes(inputs.inputs)
             code, identity = inputs.follower.code, self._attributes.identity

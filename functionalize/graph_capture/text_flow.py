@@ -45,6 +45,7 @@ _BY_ARGUMENT: dict[str, Callable[[int], tuple[int, int]]] = {
     "LOAD_ATTR": lambda index: (1, 1 + (index & 1 if _METHODS_ARE_FLAGGED else 0)),
     "LOAD_METHOD": lambda index: (1, 2),
 }
+_ASCII = 3  # the conversion `!a`
 _READ_ALL = frozenset({"locals", "eval", "exec", "vars"})
 _LEVELS = frozenset({"debug", "info", "warning", "error", "critical", "log", "exception"})
 _CHECKS = frozenset(
@@ -93,19 +94,28 @@ def _callee(steps: Sequence[Any], call: int) -> int:
     return -1
 
 
+@dataclass(frozen=True)
+class Rules:
+    """What decides where a text is read: what stands for ``print`` in code, and what is known of the program.
+
+    ``is_log``: whether a list is only added to; ``catches``: whether its own code catches errors, and sees messages.
+    """
+
+    printing: Any
+    is_log: Callable[[list[Any]], bool]
+    catches: Callable[[], bool]
+
+
 class TextFlow:
     """Where the text goes that one function makes at one of its instructions."""
 
-    def __init__(
-        self, function: _Names, steps: Sequence[Any], printing: Any, is_log: Callable[[list[Any]], bool]
-    ) -> None:
-        """``printing``: what stands for ``print`` in the code; ``is_log``: whether a list is only added to."""
-        self._names, self._steps, self._printing, self._is_log = function, steps, printing, is_log
+    def __init__(self, function: _Names, steps: Sequence[Any], rules: Rules) -> None:
+        self._names, self._steps, self._rules = function, steps, rules
 
     @classmethod
-    def of_frame(cls, frame: types.FrameType, printing: Any, is_log: Callable[[list[Any]], bool]) -> TextFlow:
+    def of_frame(cls, frame: types.FrameType, rules: Rules) -> TextFlow:
         """Of the function that runs in a frame."""
-        return cls(_Names(frame.f_globals, frame.f_locals), _steps_of(frame.f_code), printing, is_log)
+        return cls(_Names(frame.f_globals, frame.f_locals), _steps_of(frame.f_code), rules)
 
     def ends(self, offset: int) -> bool:
         """Whether the text that the instruction at an offset makes of a number ends in sinks alone."""
@@ -114,8 +124,10 @@ class TextFlow:
 
     def _makes_text(self, place: int) -> bool:
         step = self._steps[place]
-        if step.opname in ("FORMAT_VALUE", *_FORMATS):
-            return True
+        if step.opname == "FORMAT_VALUE":  # what `!r` gives a format pads, and `!a` spells out
+            return step.arg & 3 != _ASCII and not (step.arg & 3 and step.arg & 4)
+        if step.opname in _FORMATS:
+            return step.opname != "CONVERT_VALUE" or step.arg != _ASCII
         callee = _callee(self._steps, place) if step.opname in _CALLS else -1
         if callee < 0:
             return _is_modulo(step)
@@ -124,27 +136,29 @@ class TextFlow:
             return step.arg == 1 and self._names.of("str") is str
         return loaded.argval == "format" and isinstance(self._steps[callee - 1].argval, str)
 
-    def _goes(self, place: int) -> bool:
-        """Whether what an instruction gives goes to sinks alone."""
+    def _goes(self, place: int, kept: bool = False) -> bool:
+        """Whether what an instruction gives goes to sinks alone. ``kept``: it is in a container, for a log alone."""
         use = _use(self._steps, place)
         if use is None:
             return False
         step = self._steps[use.place]
         match step.opname:
-            case "BUILD_STRING" | "BUILD_TUPLE" | "BUILD_LIST":
+            case "BUILD_STRING":
                 return self._goes(use.place)
+            case "BUILD_TUPLE" | "BUILD_LIST":
+                return self._goes(use.place, kept=True)
             case "FORMAT_VALUE" | "FORMAT_SIMPLE":  # as it is, in another text
                 return step.arg in (None, 0, 1) and self._goes(use.place)
             case "BUILD_MAP":
-                return bool(use.depth % 2) and self._goes(use.place)  # a value, and no key
+                return bool(use.depth % 2) and self._goes(use.place, kept=True)  # a value, and no key
             case "BUILD_CONST_KEY_MAP":
-                return use.depth > 1 and self._goes(use.place)
+                return use.depth > 1 and self._goes(use.place, kept=True)
             case "BINARY_OP" | "BINARY_ADD":
                 return _is_addition(step) and self._adds_text(use) and self._goes(use.place)
             case "STORE_FAST":
-                return self._variable_goes(step.argval)
+                return not kept and self._variable_goes(step.argval)
             case name if name in _CALLS:
-                return self._is_sink(use)
+                return self._is_sink(use, kept)
         return False
 
     def _adds_text(self, use: _Use) -> bool:
@@ -171,36 +185,36 @@ class TextFlow:
         reads = [n for n, one in of_variable if one.opname.startswith("LOAD_FAST")]
         return not joined and all(map(self._goes, reads))
 
-    def _is_sink(self, use: _Use) -> bool:
-        """Whether a call keeps an argument, prints it, or has it for the message of an error."""
+    def _is_sink(self, use: _Use, kept: bool) -> bool:
+        """Whether a call keeps an argument, prints it, or has it for the message of an error that nobody catches."""
         after = _use(self._steps, use.place)
         if after is not None and self._steps[after.place].opname == "RAISE_VARARGS":
-            return True
+            return not (kept or self._rules.catches())
         place, call = _callee(self._steps, use.place), self._steps[use.place]
         if place < 0 or use.depth > call.arg:
             return False
         loaded = self._steps[place]
-        if loaded.argval is self._printing:
-            return True
+        if loaded.argval is self._rules.printing:
+            return not kept
         if loaded.opname in ("LOAD_METHOD", "LOAD_ATTR"):
             owner = self._loaded(place - 1)
             if loaded.argval == "append":
-                return type(owner) is list and self._is_log(owner)
+                return type(owner) is list and self._rules.is_log(owner)
             if loaded.argval in _LEVELS and type(owner) in (logging.Logger, logging.RootLogger, types.ModuleType):
-                return owner is logging or not isinstance(owner, types.ModuleType)
-        return self._is_message(self._loaded(place), call.arg - use.depth, call, use.place)
+                return not kept and (owner is logging or not isinstance(owner, types.ModuleType))
+        return not kept and self._is_message(self._loaded(place), call.arg - use.depth, call, use.place)
 
     def _is_message(self, function: Any, number: int, call: Any, place: int) -> bool:
         """Whether a function has an argument for a message alone."""
         name, module = getattr(function, "__name__", ""), str(getattr(function, "__module__", ""))
         if name in _CHECKS and (module + ".").startswith(_CHECKERS):
-            return number > 0
-        if type(function) is not types.FunctionType or self._steps[max(place - 2, 0)].opname == "KW_NAMES":
+            return number > 0 and not self._rules.catches()
+        if type(function) is not types.FunctionType or self._steps[place - 1].opname == "KW_NAMES":
             return False
         code = function.__code__
         if number >= code.co_argcount or call.opname == "CALL_METHOD":
             return False
-        inner = TextFlow(_Names(function.__globals__, {}), _steps_of(code), self._printing, self._is_log)
+        inner = TextFlow(_Names(function.__globals__, {}), _steps_of(code), self._rules)
         return inner._variable_goes(code.co_varnames[number])
 
     def _loaded(self, place: int) -> Any:

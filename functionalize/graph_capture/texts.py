@@ -20,7 +20,7 @@ import torch
 
 from functionalize._torch import SYMBOLS
 from functionalize.call_stack import user_frames
-from functionalize.graph_capture.text_flow import TextFlow
+from functionalize.graph_capture.text_flow import Rules, TextFlow
 from functionalize.runtime.objects import Recipe
 from functionalize.runtime.side_effects import LoggedRecord, PrintedLine
 
@@ -34,9 +34,9 @@ class Texts:
 
     now: Texts | None = None  # of the capture that runs
 
-    def __init__(self, is_log: Callable[[list[Any]], bool]) -> None:
-        """``is_log``: whether a program does nothing with a list but to add to it."""
-        self._is_log, self._thread = is_log, threading.get_ident()
+    def __init__(self, is_log: Callable[[list[Any]], bool], catches: Callable[[], bool]) -> None:
+        """``is_log``: whether a program does nothing with a list but to add to it; ``catches``: it catches errors."""
+        self._rules, self._thread = Rules(print_, is_log, catches), threading.get_ident()
         self._numbers: list[tuple[Any, Callable[[Any], str]]] = []  # of the marks, and how they are written
         self._lines: list[tuple[Callable[..., Any], Any, Any]] = []
 
@@ -47,6 +47,9 @@ class Texts:
         Texts.now, logging.Logger.handle = self, self._handling(handle)  # type: ignore[method-assign]
         try:
             yield
+        except Exception as error:
+            error.args = tuple(map(self.plain, error.args))
+            raise
         finally:
             Texts.now, logging.Logger.handle = before, handle  # type: ignore[method-assign]
 
@@ -55,7 +58,7 @@ class Texts:
         frame = next(user_frames(), None)
         if frame is None or threading.get_ident() != self._thread:
             return None
-        if not TextFlow.of_frame(frame, print_, self._is_log).ends(frame.f_lasti):
+        if not TextFlow.of_frame(frame, self._rules).ends(frame.f_lasti):
             return None
         self._numbers.append((number, write))
         return f"\0number {len(self._numbers) - 1}\0"
@@ -74,6 +77,7 @@ class Texts:
 
     def print(self, values: tuple[Any, ...], options: dict[str, Any]) -> None:
         """Have calls print values, where they are plain; the others are printed now."""
+        options = {name: self.plain(value) for name, value in options.items()}
         own = options.get("file") in (None, sys.stdout, sys.stderr) and threading.get_ident() == self._thread
         if not own or not all(isinstance(value, _PRINTED) for value in values):
             print(*map(self.plain, values), **options)
@@ -99,8 +103,9 @@ class Texts:
             values = record.msg, *args
             symbolic = any(isinstance(one, SYMBOLS) or (isinstance(one, str) and MARK.search(one)) for one in values)
             known = threading.get_ident() == self._thread and all(isinstance(one, _PRINTED) for one in values)
-            if not (symbolic and known):
+            if not (symbolic and known and isinstance(record.args, (tuple, type(None)))):
                 record.msg = self.plain(record.msg)
+                record.args = tuple(map(self.plain, args)) if args else record.args
                 return handle(logger, record)
             self._lines.append((LoggedRecord, values, (logger, record)))
             return None
