@@ -155,7 +155,7 @@ _MISSING: dict[Any, dict[str, Any]] = {
 
 
 def _choosing(function: Callable[..., Any], tracer: Any) -> Callable[..., Any]:
-    """``min`` or ``max``, which compares its arguments: of numbers that the data tell it gives one without asking."""
+    """``min`` or ``max``, which compares its arguments: of data-dependent numbers it gives one without asking."""
     of_whole = torch.sym_min if function is min else torch.sym_max
 
     def called(*args: Any, **kwargs: Any) -> Any:
@@ -174,5 +174,5 @@ def _choosing(function: Callable[..., Any], tracer: Any) -> Callable[..., Any]:
 
 
 def _is_of_data(number: Any) -> bool:
-    """Whether the data tell a number: what is compared of sizes alone is a condition on these."""
+    """Whether a number is data-dependent: what is compared of sizes alone is a condition on these."""
     return isinstance(number, torch.SymFloat) or (isinstance(number, torch.SymInt) and number.node.hint is None)

@@ -211,7 +211,7 @@ def _learned_scale_backward(gradient: Any, x: Any, scale: Any, zero_point: Any, 
 
 
 def _select_copy(x: Any, dim: int, index: Any) -> Any:
-    """At an index that the data tell: torch asks whether it is inside, which only a call can say."""
+    """At a data-dependent index: torch asks whether it is inside, which only a call can say."""
     if not unbacked([index]):
         return NotImplemented
     size = list(x.size())
