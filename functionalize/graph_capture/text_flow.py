@@ -127,7 +127,7 @@ class TextFlow:
         if step.opname == "FORMAT_VALUE":  # what `!r` gives a format pads, and `!a` spells out
             return bool(step.arg & 3 != _ASCII and not (step.arg & 3 and step.arg & 4))
         if step.opname in _FORMATS:
-            return step.opname != "CONVERT_VALUE" or step.arg != _ASCII
+            return bool(step.opname != "CONVERT_VALUE" or step.arg != _ASCII)
         callee = _callee(self._steps, place) if step.opname in _CALLS else -1
         if callee < 0:
             return _is_modulo(step)
