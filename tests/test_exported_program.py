@@ -6,6 +6,7 @@ import copy
 import gc
 import importlib
 import io
+import math
 import operator
 import shutil
 from collections import OrderedDict, defaultdict, deque
@@ -17,8 +18,9 @@ import pytest
 import torch
 from torch import Tensor
 from torch.export import Dim
+from torch.fx.experimental.proxy_tensor import make_fx
 
-from functionalize import UnsupportedExportError, UnsupportedProgramError, capture, from_exported_program
+from functionalize import UnsupportedExportError, UnsupportedProgramError, capture, from_exported_program, functionalize
 from functionalize.backends.export.taking_apart import sizes_stay_free, taken_apart
 from tests.export_programs import PROGRAMS, made
 
@@ -179,6 +181,26 @@ def test_memory_that_is_addressed_lies_as_it_did() -> None:
     module = capture(addressed, (torch.zeros(2, 3),)).to_core_aten().module()
     x = torch.arange(6.0).reshape(2, 3)
     torch.testing.assert_close(module(x), addressed(x))
+
+
+def test_complex_constants_that_are_infinite_or_nan() -> None:
+    """Python prints them as `infj` and `nanj`, and so does the code of a graph."""
+
+    def complex_constants(x: torch.Tensor) -> list[torch.Tensor]:
+        infinite, nan = complex(1, math.inf), complex(math.nan, math.nan)
+        chosen = torch.where(x.real > 0, x, nan)
+        return [x * infinite, x - infinite, torch.full((2,), nan), chosen, torch.logaddexp(x, x)]
+
+    x = torch.tensor([1 + 2j, -3j, -1.0])
+    program = capture(complex_constants, (x,))
+    exported = program.to_exported_program()
+    traced = make_fx(functionalize(complex_constants))(x)
+    for run in (
+        program,
+        traced,
+        *(form.module() for form in (exported, exported.run_decompositions(), program.to_core_aten())),
+    ):
+        torch.testing.assert_close(run(x), complex_constants(x), equal_nan=True)
 
 
 def test_optimizer_state_and_gradients_are_buffers() -> None:

@@ -11,6 +11,7 @@ import logging
 import math
 import operator
 import weakref
+from cmath import infj, nanj
 from collections.abc import Callable, Iterator, MutableMapping
 from functools import cache, cached_property
 from typing import Any
@@ -30,6 +31,7 @@ from torch.fx.experimental.proxy_tensor import (  # proxies are attached to tens
     set_original_aten_op,
     track_tensor_tree,
 )
+from torch.fx.graph import _register_custom_builtin  # names that the code of graphs may use; there is no public way
 from torch.fx.immutable_collections import immutable_dict
 from torch.utils import _pytree as pytree
 
@@ -40,6 +42,10 @@ from functionalize._torch.tensors import SYMBOLS, is_symbolic, storage_key
 from functionalize._torch.traced_symbols import symbol_node
 
 _NO_KWARGS: dict[str, Any] = immutable_dict()
+
+# A graph's code writes complex constants as Python prints them, `(nan+nanj)`: FX knows `nan` and `inf` alone.
+_register_custom_builtin("nanj", "from cmath import nanj", nanj)
+_register_custom_builtin("infj", "from cmath import infj", infj)
 
 
 class TensorTracker(MutableMapping[torch.Tensor, _ProxyTensor]):

@@ -168,18 +168,6 @@ def geometric(x: Any, p: float, *, generator: Any = None) -> Any:
     return ((-drawn).log1p() / math.log1p(-p)).floor().add(1).to(x.dtype)
 
 
-def logaddexp(x: Any, other: Any) -> Any:
-    """Of complex numbers: torch's own has a constant that is no number, which its printer of graphs cannot write."""
-    if not x.is_complex():
-        return NotImplemented
-    larger = torch.where(x.real >= other.real, x, other)
-    smaller = torch.where(x.real >= other.real, other, x)
-    alike = torch.logical_and(torch.isinf(x.real), x.real == other.real)
-    infinite = torch.where(smaller.real < 0, smaller, (smaller.exp() + larger.exp()).log())
-    sums = torch.where(alike, infinite, larger + (smaller - larger).exp().log1p())
-    return torch.where(smaller.isnan(), smaller * math.nan, sums)
-
-
 def _drawing() -> Iterator[tuple[Any, Callable[..., Any]]]:
     for name in ("rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like"):
         packet = getattr(aten, name)
@@ -192,7 +180,6 @@ def _drawing() -> Iterator[tuple[Any, Callable[..., Any]]]:
 DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     **dict(_drawing()),
     aten.geometric.default: geometric,
-    aten.logaddexp.default: logaddexp,
     aten.as_strided_scatter.default: as_strided_scatter,
     aten._weight_norm_interface_backward.default: weight_norm_backward,
     aten.multilabel_margin_loss_forward.default: multilabel_margin_loss,
