@@ -71,6 +71,7 @@ OF_ROWS: dict[str, Function] = {
     "distances": lambda x: torch.cdist(x, x),
     "distances of order 1": lambda x: torch.cdist(x, ROWS, p=1),
     "normalized": lambda x: F.normalize(x, dim=1, eps=1),
+    "shares": lambda x: (x + 1) / (x + 1).sum(1, keepdim=True),
     "deviation": lambda x: x.std(1),
     "deviation and mean": lambda x: torch.std_mean(x, 1)[0],
     "maximum": lambda x: x.max(1)[0],
@@ -119,3 +120,19 @@ def test_so_are_second_derivatives(table: dict[str, Function], at: Tensor) -> No
     with jax.enable_x64(True):
         found = jax.jit(jax.hessian(lambda x: program(program.initial_state, x)[1]))(from_torch(at))
     np.testing.assert_allclose(found, expected.numpy(), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_divisor_that_is_broadcast(compiled: bool) -> None:
+    """XLA's own simplifications hide an infinity times zero that a compiled derivative has."""
+
+    def shares(x: Tensor, sums: Tensor) -> Tensor:
+        return (x / sums).pow(2).sum() + (x / 3).sum()
+
+    x, sums = torch.randn(3, 4), torch.tensor([[2.0], [-3.0], [0.5]])
+    expected = torch.autograd.functional.jacobian(shares, (x, sums))
+    program = capture(shares, (x, sums)).to_jax()
+    gradients = jax.grad(lambda x, sums: program(program.initial_state, x, sums)[1], argnums=(0, 1))
+    found = (jax.jit(gradients) if compiled else gradients)(from_torch(x), from_torch(sums))
+    for gradient, wanted in zip(found, expected, strict=True):
+        np.testing.assert_allclose(gradient, wanted.numpy(), rtol=1e-5)

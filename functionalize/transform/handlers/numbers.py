@@ -56,8 +56,10 @@ def _integer(tensor: torch.Tensor) -> int:
 
 
 def _truth(input: torch.Tensor) -> bool:
-    """``bool(tensor)``, which in C++ takes no symbol for how many elements there are."""
+    """``bool(tensor)``: a decision by the bool alone, not by the number. C++ takes no symbol for the count of elements."""
     count: Any = input.numel()
+    if count == 1 and isinstance(input, FakeTensor) and input.constant is None and input.dtype != torch.bool:
+        input = input != 0
     if not isinstance(count, torch.SymInt):
         return torch.is_nonzero(input)
     if count == 1:

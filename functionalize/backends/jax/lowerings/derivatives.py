@@ -91,6 +91,11 @@ def sinc(x: Array) -> Array:
     return jnp.where(x == 0, 1, jnp.sin(turns) / turns)
 
 
+def _quotient(x: Array, y: Array) -> Array:
+    """The quotient, rounded once: XLA multiplies by the reciprocal of a divisor that it broadcasts, but not of this."""
+    return x / jnp.where(jnp.isnan(x), y * jnp.nan, y)
+
+
 absolute = with_slopes(jnp.abs, lambda found, x: _sign(x))
 arctan2 = with_slopes(jnp.arctan2, lambda _, y, x: _over(x, x * x + y * y), lambda _, y, x: _over(-y, x * x + y * y))
 copysign = with_slopes(jnp.copysign, lambda found, x, y: _over(found, x), lambda found, x, y: jnp.zeros_like(found))
@@ -99,6 +104,7 @@ i0 = with_slopes(special.i0, lambda found, x: special.i1(x))
 lgamma = with_slopes(jax.lax.lgamma, lambda found, x: digamma(x))
 logit = with_slopes(_logit, lambda found, x: jnp.where((x < 0) | (x > 1), jnp.nan, 1 / (jnp.abs(x) * (1 - x))))
 power = with_slopes(jnp.power, _by_base, _by_exponent)
+quotient = with_slopes(_quotient, lambda found, x, y: 1 / y, lambda found, x, y: -found / y)
 # As in deviations and norms.
 root: Callable[[Array], Array] = with_slopes(jnp.sqrt, lambda found, x: _over(jnp.full_like(x, 0.5), root(x)))
 

@@ -255,10 +255,8 @@ def div(x: Array, y: Array, rounding_mode: str | None = None) -> Array:
 
 
 def divided(x: Array, y: Array) -> Array:
-    """The quotient, rounded once: XLA multiplies by the reciprocal of a divisor that it broadcasts, but not of this."""
-    if category(x.dtype) != 2 or x.shape == y.shape:
-        return x / y
-    return x / jnp.where(jnp.isnan(x), y * jnp.nan, y)
+    """The quotient, rounded once."""
+    return x / y if category(x.dtype) != 2 or x.shape == y.shape else derivatives.quotient(x, y)
 
 
 @lowering(aten.floor_divide)
