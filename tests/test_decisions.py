@@ -933,3 +933,17 @@ def test_truth_is_asked_by_the_name_of_the_argument() -> None:
     program = capture(lambda x, flag: x * 2 if torch.is_nonzero(input=flag) else x, (torch.ones(2), torch.tensor(1)))
     assert torch.equal(program(torch.ones(2), torch.tensor(1)), torch.full((2,), 2.0))
     assert torch.equal(program(torch.ones(2), torch.tensor(0)), torch.ones(2))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.complex64])
+def test_the_truth_of_a_number_makes_two_variants(dtype: torch.dtype) -> None:
+    """Whatever the number is: ten sums, two ways."""
+
+    def branch(x: Tensor) -> Tensor:
+        return x * 2 if x.sum() else x - 1
+
+    program = capture(branch, (torch.ones(2, dtype=dtype),))
+    for number in range(10):
+        x = torch.full((2,), number, dtype=dtype)
+        torch.testing.assert_close(program(x), branch(x))
+    assert len(program.variants) == 2
