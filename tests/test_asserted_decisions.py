@@ -218,6 +218,7 @@ def of_jitted(program: Any) -> Any:
     return of_jax(program, jitted=True)
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     ("kind", "inputs", "route"),
     [(*program, route) for program in PROGRAMS for route in (exported, of_jax)]

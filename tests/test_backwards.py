@@ -47,7 +47,7 @@ OPERATORS = [
 ]
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(6)
 @pytest.mark.slow
 @pytest.mark.parametrize("to", ["onnx", "jax"])
 @pytest.mark.parametrize("name", OPERATORS)
@@ -101,6 +101,7 @@ def _decoder() -> tuple[Any, Callable[[], tuple[Tensor, ...]]]:
     return step_of(model, optimizer), lambda: (torch.randn(2, 2, 8, 8),)
 
 
+@pytest.mark.every(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("to", ["onnx", "jax"])
 def test_a_step_of_a_model_that_resamples(to: str, tmp_path: Path) -> None:

@@ -333,7 +333,7 @@ _CASES = [
 ]
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize(("name", "route"), _CASES)
 def test_four_calls(name: str, route: str, tmp_path: Path) -> None:
     torch.manual_seed(0)

@@ -40,6 +40,7 @@ def gradients(options: dict[str, Any], *, rows_first: bool) -> Callable[[Tensor,
     return run
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("rows_first", [False, True])
 @pytest.mark.parametrize("name", CALLS)

@@ -40,6 +40,7 @@ CALLS: tuple[dict[str, Any], ...] = (
 )
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("options", CALLS, ids=str)
 @pytest.mark.parametrize("mode", ["bilinear", "bicubic"])

@@ -114,6 +114,7 @@ both = pytest.mark.parametrize("route", [exported, on_onnx])
 
 
 @both
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", CASES)
 def test_arguments_that_lie_otherwise_are_refused(name: str, route: Any, tmp_path: Path) -> None:
     program, example, other = CASES[name]
@@ -216,6 +217,7 @@ def test_other_dtypes_are_refused() -> None:
         module(whole().double())
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", CASES)
 def test_random_arguments_lie_as_they_must(name: str, tmp_path: Path) -> None:
     program, example, _ = CASES[name]

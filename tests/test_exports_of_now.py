@@ -87,7 +87,7 @@ def _leaves(value: Any) -> list[Any]:
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.__name__)
 @pytest.mark.parametrize("history", ["captured", "called", "recaptured", "original-called"])
 @pytest.mark.parametrize("name", ALL)
-@pytest.mark.every(12)
+@pytest.mark.every(36)
 @pytest.mark.slow(seconds=3)
 def test_three_calls_go_on_with_the_state_that_there_is(name: str, history: str, route: Route, tmp_path: Path) -> None:
     program, inputs = _made(name)

@@ -147,7 +147,7 @@ def test_over_a_functionalized_function(name: str, func: Program, mode: Any, rem
     same(apply(functionalize(func, remove=remove)), apply(func), apply(func), mode)
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @WHILE
 @EITHER
 @pytest.mark.parametrize(("name", "func"), cases())

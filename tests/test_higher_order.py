@@ -334,7 +334,7 @@ def while_loop_that_writes_a_closure(x: Tensor) -> Any:
     return while_loop(lambda i, z: (i < 3) | (x[0, 0] < 2), body, (counter(), x * 1)), y
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(5)
 @WHILE
 @EITHER
 @pytest.mark.parametrize("name", PROGRAMS)

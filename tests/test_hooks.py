@@ -406,7 +406,7 @@ def assert_unchanged(before: dict[str, Any], world: World) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing")
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.slow
 def test_a_capture_leaves_hooks_and_what_they_write_alone(case: str) -> None:
@@ -425,7 +425,7 @@ def test_a_capture_leaves_hooks_and_what_they_write_alone(case: str) -> None:
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing")
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.slow
-@pytest.mark.every(2)
+@pytest.mark.every(5)
 def test_hooks_in_a_training_step(case: str) -> None:
     end = CASES[case][2]
     wanted = in_eager(case, step_of)

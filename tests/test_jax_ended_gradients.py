@@ -172,7 +172,7 @@ def same(expected: Tensor, found: Any) -> None:
     np.testing.assert_allclose(expected.detach().numpy(), np.asarray(found), rtol=1e-6)
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.filterwarnings("ignore:To copy construct from a tensor")
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # Dynamo asks for it
 @pytest.mark.parametrize("name", ENDING)

@@ -108,6 +108,7 @@ PRODUCTS: dict[str, Any] = {
 ADDED: dict[str, tuple[int, ...]] = {"addmv": (7,), "baddbmm": (3, 7, 7), "conv1d": (3,), "conv_transpose1d": (7,)}
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_products_of_16_bits_are_rounded_once(name: str, dtype: torch.dtype) -> None:

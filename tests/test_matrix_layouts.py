@@ -103,7 +103,7 @@ def test_gradients_of_determinants_that_are_compiled(name: str, remove: str) -> 
     torch.testing.assert_close(derivative(compiled, x, 1), derivative(of_columns, x, 1))
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(8)
 @EITHER
 @pytest.mark.parametrize("view", ["contiguous", "columns of more", "transposed", "repeated"])
 @pytest.mark.parametrize("name", ["det", "slogdet", "solve"])

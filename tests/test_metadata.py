@@ -229,7 +229,7 @@ def eagers_answer(name: str, wanted: list[Any]) -> list[Any]:
     ]
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @WHILE
 @EITHER
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -256,7 +256,7 @@ CASES: dict[str, Case] = {
 }
 
 
-@pytest.mark.every(8)
+@pytest.mark.every(24)
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("name", CASES)
 def test_equal_to_eager(name: str, route: str, tmp_path: Path) -> None:

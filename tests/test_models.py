@@ -54,7 +54,7 @@ def write_backs(graph: torch.fx.GraphModule) -> int:
     return sum(node.target is copy for node in graph.graph.nodes)
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("remove", [pytest.param("mutations", marks=pytest.mark.full), "mutations_and_views"])
 @pytest.mark.parametrize("model", FAKE)
@@ -90,7 +90,7 @@ def test_models_that_must_trace_in_all_modes() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.every(2)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("remove", REMOVES)
 @pytest.mark.parametrize("model", FAKE)
 def test_captured_model_equals_eager(model: Model, remove: str) -> None:
@@ -126,7 +126,7 @@ def test_captured_graph_runs_under_inductor(model: Model) -> None:
     torch.testing.assert_close(results[1], results[0], rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(5)
 @pytest.mark.slow
 @pytest.mark.parametrize("train", [False, True])
 @pytest.mark.parametrize("name", TRANSFORMERS)

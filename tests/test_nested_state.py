@@ -100,7 +100,7 @@ def assert_alike(ours: Any, theirs: Any) -> None:
         assert ours == theirs
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("leaves", [pytest.param("tensors", marks=pytest.mark.full), "numbers", "both"])
 @pytest.mark.parametrize("kinds", list(itertools.product(KINDS, repeat=2)), ids="-".join)

@@ -27,7 +27,7 @@ from tests.zoo.specimen import Candidate, Family, by_module, smallest
 
 
 @pytest.mark.slow(seconds=10)
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", sorted(name for _, name in CI))
 def test_captured_models_equal_eager(name: str, mode: str) -> None:

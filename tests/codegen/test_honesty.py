@@ -105,7 +105,7 @@ class Watch(TorchDispatchMode):
 
 
 @pytest.mark.slow
-@pytest.mark.every(10)
+@pytest.mark.every(20)
 @pytest.mark.filterwarnings("ignore")  # of the samples, such as those of deprecated ops
 def test_ops_keep_to_their_rows(info: Any) -> None:
     watch = Watch()

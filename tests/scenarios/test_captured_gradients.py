@@ -444,7 +444,7 @@ def test_new_metadata(func: Any, inputs: tuple[Sequence[Size], Given], remove: s
     check(func, sizes, given, remove)
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @overlapping.each
 def test_inputs_that_overlap(func: Any, inputs: tuple[Sequence[Size], Given], remove: str) -> None:
     sizes, given = inputs
