@@ -77,6 +77,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Lead each link to the page or file of the site that has its target."""
     path = path_in_repository(page.file.src_uri)
+    folder = posixpath.dirname(page.file.src_uri) or "."
 
     def led(link: re.Match[str]) -> str:
         if not link["target"]:
@@ -84,13 +85,13 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
         target = path_on_site(target_of(link, path))
         if files.get_file_from_path(target) is None:
             return link[0]  # MkDocs reports it
-        return f"{link['before']}{posixpath.relpath(target, posixpath.dirname(page.file.src_uri) or '.')}{link['after']}"
+        return link["before"] + posixpath.relpath(target, folder) + link["after"]
 
     return LINK.sub(led, markdown)
 
 
 class Docstrings(griffe.Extension):
-    """Docstrings as the site's parser reads them: `Examples:` is a section of code, and roles of Sphinx are plain code."""
+    """Docstrings as the site's parser reads them: `Examples:` is a section of code, and Sphinx's roles are plain code."""
 
     def on_instance(self, *, obj: griffe.Object, **kwargs: Any) -> None:
         """Called for each object that is loaded."""

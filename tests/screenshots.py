@@ -1,4 +1,4 @@
-"""The pictures of docs/how-to/read-a-report.md, taken again: `python -m tests.screenshots` writes the two reports and looks at them.
+"""Takes the pictures of docs/how-to/read-a-report.md: `python -m tests.screenshots` writes two reports and opens them.
 
 Invariant: what is shown is what `examples/report.py` writes. Limits: Chromium on PATH; fonts are those of the machine.
 """
