@@ -91,7 +91,7 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
 
 
 class Docstrings(griffe.Extension):
-    """Docstrings as the site's parser reads them: `Examples:` is a section of code, and Sphinx's roles are plain code."""
+    """Docstrings as the site's parser reads them: `Examples:` is a section of code; Sphinx's roles are plain code."""
 
     def on_instance(self, *, obj: griffe.Object, **kwargs: Any) -> None:
         """Called for each object that is loaded."""
