@@ -154,6 +154,15 @@ EXPORTED = table_of_exporters()
 OURS = ("ExportedProgram", "ONNX", "JAX")
 
 
+def test_readme_shows_rows_of_the_table_of_exporters() -> None:
+    between = (ROOT / "README.md").read_text().split("<!-- exporters -->")[1].split("<!-- /exporters -->")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in between.strip().splitlines()[2:]]
+    for title, *shown in rows:
+        program = title.split("`")[1]
+        ours = {EXPORTED[program, route] for route in OURS}
+        assert shown == [EXPORTED[program, "`torch.export`"], EXPORTED[program, "`torch.onnx`"], *ours]
+
+
 @pytest.mark.slow
 def test_the_table_of_exporters_has_all_programs_and_routes() -> None:
     backends = pytest.importorskip("benchmarks.backends")
