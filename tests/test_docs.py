@@ -32,6 +32,20 @@ CODE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)#\s]+)[^)]*\)")
 
 
+# How many words of prose pages may have, together where there are several.
+BUDGETS = {
+    "README.md": 800,
+    "CHANGELOG.md": 900,
+    "CONTRIBUTING.md": 1500,
+    "GLOSSARY.md": 600,
+    "tests/README.md": 800,
+    "docs/limits.md": 1200,
+    "docs/reference/capture.md docs/reference/guards.md docs/how-to/dynamic-sizes.md docs/how-to/branches.md "
+    "docs/how-to/python-state.md docs/how-to/hooks-and-optimizers.md": 2000,
+    "docs/how-to/export-*.md docs/how-to/torch-compile.md docs/how-to/choose-a-route.md docs/reference/state.md": 2500,
+}
+
+
 @dataclass(frozen=True)
 class Example:
     """A Python block, the line it starts on, and what it must print."""
@@ -75,6 +89,20 @@ def test_links_lead_somewhere(page: Path) -> None:
     targets = {match["target"] for match in LINK.finditer(FENCE.sub("", page.read_text()))}
     dead = [t for t in sorted(targets) if "://" not in t and not (page.parent / t).exists()]
     assert not dead
+
+
+@pytest.mark.parametrize("pages", BUDGETS, ids=lambda pages: pages.split()[0])
+def test_pages_are_short(pages: str) -> None:
+    """Words outside of fenced blocks; the marks of tables and lists are no words."""
+    files = [file for page in pages.split() for file in ROOT.glob(page)]
+    words = [word for file in files for word in FENCE.sub("", file.read_text()).split() if re.search(r"\w", word)]
+    assert files and len(words) <= BUDGETS[pages]
+
+
+def test_the_api_page_has_all_that_is_exported() -> None:
+    page = (ROOT / "docs" / "reference" / "api.md").read_text()
+    shown = set(re.findall(r"^::: [\w.]*?(\w+)$", page, re.MULTILINE))
+    assert not set(functionalize.__all__) - shown
 
 
 def test_contributing_names_what_exists() -> None:
