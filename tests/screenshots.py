@@ -1,4 +1,4 @@
-"""Takes the pictures of docs/how-to/read-a-report.md: `python -m tests.screenshots` writes two reports and opens them.
+"""Takes the pictures of the page on reports: `python -m tests.screenshots` writes two reports and takes the pictures.
 
 Invariant: what is shown is what `examples/report.py` writes. Limits: Chromium on PATH; fonts are those of the machine.
 """
