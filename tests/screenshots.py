@@ -1,4 +1,4 @@
-"""The pictures of docs/report.md, taken anew: `python -m tests.screenshots` writes the two reports and looks at them.
+"""Takes the pictures of the page on reports: `python -m tests.screenshots` writes two reports and takes the pictures.
 
 Invariant: what is shown is what `examples/report.py` writes. Limits: Chromium on PATH; fonts are those of the machine.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 from examples.report import main as write_reports
 from tests.browser import Browser, installed
 
-DOCS = Path(__file__).parent.parent / "docs"
+DOCS = Path(__file__).parent.parent / "docs" / "how-to"
 WIDTH, HEIGHT = 1400, 940
 
 

@@ -6,6 +6,7 @@ directly follows a Python block is that block's exact output.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import doctest
 import importlib
@@ -25,9 +26,24 @@ import pytest
 import functionalize
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "tests" / "README.md"])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "tests" / "README.md"])
 FENCE = re.compile(r"^```(?P<language>\w*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
+CODE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)#\s]+)[^)]*\)")
+
+
+# How many words of prose pages may have, together where there are several.
+BUDGETS = {
+    "README.md": 800,
+    "CHANGELOG.md": 900,
+    "CONTRIBUTING.md": 1500,
+    "GLOSSARY.md": 600,
+    "tests/README.md": 800,
+    "docs/limits.md": 1200,
+    "docs/reference/capture.md docs/reference/guards.md docs/how-to/dynamic-sizes.md docs/how-to/branches.md "
+    "docs/how-to/python-state.md docs/how-to/hooks-and-optimizers.md": 2000,
+    "docs/how-to/export-*.md docs/how-to/torch-compile.md docs/how-to/choose-a-route.md docs/reference/state.md": 2500,
+}
 
 
 @dataclass(frozen=True)
@@ -75,15 +91,57 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert not dead
 
 
-@pytest.mark.slow
-def test_the_map_of_tests_names_tests_that_exist() -> None:
-    """In the tables of tests/README.md the last cell of a row is ours: `test_x`, `test_x.py` or `::program`."""
+@pytest.mark.parametrize("pages", BUDGETS, ids=lambda pages: pages.split()[0])
+def test_pages_are_short(pages: str) -> None:
+    """Words outside of fenced blocks; the marks of tables and lists are no words."""
+    files = [file for page in pages.split() for file in ROOT.glob(page)]
+    words = [word for file in files for word in FENCE.sub("", file.read_text()).split() if re.search(r"\w", word)]
+    assert files and len(words) <= BUDGETS[pages]
+
+
+def test_the_api_page_has_all_that_is_exported() -> None:
+    page = (ROOT / "docs" / "reference" / "api.md").read_text()
+    shown = set(re.findall(r"^::: [\w.]*?(\w+)$", page, re.MULTILINE))
+    assert not set(functionalize.__all__) - shown
+
+
+def test_contributing_names_what_exists() -> None:
+    """Paths, classes, methods, functions and constants that CONTRIBUTING.md names are there under these names."""
+    spans = set(CODE.findall(FENCE.sub("", (ROOT / "CONTRIBUTING.md").read_text())))
+    paths = {span for span in spans if re.fullmatch(r"[\w/.]*/[\w/.]*|[\w.]+\.py", span)}
+    lost = [path for path in paths if not any((folder / path).exists() for folder in (ROOT, ROOT / "functionalize"))]
+    names = {
+        match[1] for span in spans - paths if (match := re.fullmatch(r"@?([A-Za-z]\w*(\.\w+)?)(\(\.\.\.\))?", span))
+    }
+    names |= {span[1:-5] for span in spans if re.fullmatch(r"_\w+\(\.\.\.\)", span)}
+    ours = {name for name in names if re.search(r"[A-Z._]", name.rstrip("_"))}
+    unknown = ours - defined_names() - {"make_fx", "torch.export"}
+    assert len(ours) > 40 and not lost and not unknown
+
+
+def defined_names() -> set[str]:
+    """What our modules and tests define: `Class`, `Class.method`, `function`, `CONSTANT`, `parameter`."""
+    found: set[str] = set()
+    for file in [*(file for folder in ("functionalize", "codegen", "tests") for file in (ROOT / folder).rglob("*.py"))]:
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ClassDef):
+                found.add(node.name)
+                found |= {f"{node.name}.{one.name}" for one in node.body if isinstance(one, ast.FunctionDef)}
+            elif isinstance(node, ast.FunctionDef):
+                found.add(node.name)
+            elif isinstance(node, ast.arg):
+                found.add(node.arg)
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                found.add(node.id)
+    return found
+
+
+def test_the_map_of_tests_names_files_that_exist() -> None:
+    """Files and folders that tests/README.md names, from its own folder or from the repository's root."""
     folder = ROOT / "tests"
-    written = "\n".join([*(file.name for file in folder.rglob("*.py")), *map(Path.read_text, folder.rglob("*.py"))])
-    ours = [line.split("|")[-2] for line in (folder / "README.md").read_text().splitlines() if line.startswith("|")]
-    named = {name for cell in ours for name in re.findall(r"\b(test_\w+(?:\.py)?)|::(\w+)", cell)}
-    unknown = [one or two for one, two in named if not re.search(rf"\b{one or two}", written)]
-    assert len(named) > 50 and not unknown
+    named = set(re.findall(r"[\w/]+(?:\.py|/)(?=`)", (folder / "README.md").read_text()))
+    lost = [name for name in named if not any((place / name).exists() for place in (folder, ROOT))]
+    assert len(named) > 40 and not lost
 
 
 @pytest.mark.parametrize("name", modules())
@@ -122,6 +180,15 @@ def table_of_exporters() -> dict[tuple[str, str], str]:
 
 EXPORTED = table_of_exporters()
 OURS = ("ExportedProgram", "ONNX", "JAX")
+
+
+def test_readme_shows_rows_of_the_table_of_exporters() -> None:
+    between = (ROOT / "README.md").read_text().split("<!-- exporters -->")[1].split("<!-- /exporters -->")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in between.strip().splitlines()[2:]]
+    for title, *shown in rows:
+        program = title.split("`")[1]
+        ours = {EXPORTED[program, route] for route in OURS}
+        assert shown == [EXPORTED[program, "`torch.export`"], EXPORTED[program, "`torch.onnx`"], *ours]
 
 
 @pytest.mark.slow
