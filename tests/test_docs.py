@@ -25,7 +25,7 @@ import pytest
 import functionalize
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "tests" / "README.md"])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "tests" / "README.md"])
 FENCE = re.compile(r"^```(?P<language>\w*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)#\s]+)[^)]*\)")
 
@@ -113,8 +113,9 @@ def test_readme_shows_the_table_of_differences() -> None:
 
 
 def table_of_exporters() -> dict[tuple[str, str], str]:
-    """What docs/backends.md says becomes of a program by a route."""
-    lines = (ROOT / "docs" / "backends.md").read_text().split("<!-- backends -->")[1].strip().splitlines()
+    """What docs/how-to/choose-a-route.md says becomes of a program by a route."""
+    page = ROOT / "docs" / "how-to" / "choose-a-route.md"
+    lines = page.read_text().split("<!-- backends -->")[1].strip().splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
     routes = cells[0][1:]
     return {(row[0], route): cell for row in cells[2:] for route, cell in zip(routes, row[1:], strict=True)}
