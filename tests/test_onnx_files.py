@@ -558,7 +558,7 @@ def test_gradients_that_a_step_leaves_have_the_sizes_of_their_parameters(tmp_pat
 
     def step(x: Tensor) -> None:
         layer.zero_grad()
-        layer(x).sum().backward()  # type: ignore[no-untyped-call]
+        layer(x).sum().backward()
 
     plain = PlainFile(capture(step, (torch.ones(4, 3),)).to_onnx(tmp_path / "step.onnx"))
     assert plain.inputs["layer.weight_grad"] == [2, 3]
