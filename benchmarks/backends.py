@@ -1,7 +1,7 @@
 """Which state survives which exporter: three calls of each program against eager, ours beside torch's.
 
-Prints the table of docs/backends.md. "right": three calls equal eager; "wrong from call n": without an error; else what
-it was refused for. Limits: programs of tests/export_programs.py, on CPU; torchax is asked where it can be imported.
+Prints the table of docs/how-to/choose-a-route.md. "right": three calls equal eager; "wrong from call n": without an
+error; else how it fails. Limits: programs of tests/export_programs.py, on CPU; torchax only where it is installed.
 """
 
 from __future__ import annotations

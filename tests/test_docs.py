@@ -171,8 +171,9 @@ def test_readme_shows_the_table_of_differences() -> None:
 
 
 def table_of_exporters() -> dict[tuple[str, str], str]:
-    """What docs/backends.md says becomes of a program by a route."""
-    lines = (ROOT / "docs" / "backends.md").read_text().split("<!-- backends -->")[1].strip().splitlines()
+    """What docs/how-to/choose-a-route.md says becomes of a program by a route."""
+    page = ROOT / "docs" / "how-to" / "choose-a-route.md"
+    lines = page.read_text().split("<!-- backends -->")[1].strip().splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
     routes = cells[0][1:]
     return {(row[0], route): cell for row in cells[2:] for route, cell in zip(routes, row[1:], strict=True)}

@@ -550,3 +550,16 @@ def test_sizes_of_what_torch_exported(tmp_path: Path) -> None:
     plain = PlainFile(from_exported_program(exported).to_onnx(tmp_path / "exported.onnx"))
     assert plain.inputs == {"input": ["input_dim_0", 3]}
     assert plain.outputs == {"output_0": ["input_dim_0", 2]}
+
+
+def test_gradients_that_a_step_leaves_have_the_sizes_of_their_parameters(tmp_path: Path) -> None:
+    """Nothing reads them: their sizes are fixed all the same."""
+    layer = nn.Linear(3, 2)
+
+    def step(x: Tensor) -> None:
+        layer.zero_grad()
+        layer(x).sum().backward()
+
+    plain = PlainFile(capture(step, (torch.ones(4, 3),)).to_onnx(tmp_path / "step.onnx"))
+    assert plain.inputs["layer.weight_grad"] == [2, 3]
+    assert plain.inputs["layer.bias_grad"] == [2]

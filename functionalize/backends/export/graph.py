@@ -92,8 +92,10 @@ class ExportGraph:
         known: dict[Node, Any] = {}
         for one in self.inputs.all:
             old, look = None if one.number is None else olds.get(one.number), one.value  # None: the graph reads none
-            if old is not None or isinstance(look, torch.Tensor):
-                look = self.fakes.mode.from_tensor(look) if old is None else self.fakes.value(old.meta["val"])
+            if old is not None:
+                look = self.fakes.value(old.meta["val"])
+            elif isinstance(look, torch.Tensor):
+                look = self.fakes.mode.from_tensor(look, static_shapes=one.kind is not InputKind.USER_INPUT)
             made = self.emitter.placeholder(one.name, look)
             self._nodes |= {} if one.number is None else {one.number: made}
             known |= {} if old is None else {old: made}

@@ -229,7 +229,12 @@ class StableHloProgram:
                 self.state, outputs = self._call(jax.tree.leaves(((self.state, *args), kwargs)))
             except ValueError as error:  # of sizes that differ: what it says of the call, without the rest
                 said = str(error).partition("\n")[0]
-                raise InputMismatchError(said, hint="pass sizes that the program was captured for") from error
+                passed = ", ".join(map(_look, jax.tree.leaves((args, kwargs))))
+                raise InputMismatchError(
+                    f"the program does not take the sizes of {passed}: {said}",
+                    hint="pass sizes within the bounds of the capture (`dynamic_shapes`), equal where one size is used "
+                    "for several dimensions",
+                ) from error
         return _as_returned(outputs)
 
     def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
