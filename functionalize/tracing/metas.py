@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from functionalize._torch.sizes import unbacked
+from functionalize._torch.sizes import forget_offset, unbacked
 from functionalize._torch.tensors import INTERPOLATIONS, suggest_memory_format
 from functionalize.errors import UnsupportedProgramError
 from functionalize.tracing.cudnn_metas import CUDNN_METAS
@@ -219,6 +219,15 @@ def _select_copy(x: Any, dim: int, index: Any) -> Any:
     return x.new_empty(size)
 
 
+def _slice_copy(x: Any, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1) -> Any:
+    """Between data-dependent bounds: torch asks whether they are negative, but not where the slice is a view."""
+    if not unbacked([start, end]):
+        return NotImplemented
+    view = aten.slice.Tensor(x, dim, start, end, step)
+    forget_offset(view)
+    return x.new_empty(view.size())
+
+
 _FAKE_QUANTIZING = (
     aten.fake_quantize_per_tensor_affine_cachemask.default,
     aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default,
@@ -241,6 +250,7 @@ METAS: Mapping[Any, Callable[..., Any]] = {  # what one gives is NotImplemented 
     **({} if torch.version.hip else {aten._grouped_mm.default: _grouped_mm}),
     aten.angle.default: _angle,
     aten.select_copy.int: _select_copy,
+    aten.slice_copy.Tensor: _slice_copy,
     # What torch decomposes into operators that lay results out otherwise, by others whose results are alike.
     **dict.fromkeys((aten.copysign.Tensor, aten.xlogy.Tensor, aten.special_xlog1py.default), torch.atan2),
     **dict.fromkeys((aten.div.Tensor_mode, aten.floor_divide.default), _rounded),
