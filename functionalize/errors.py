@@ -31,8 +31,8 @@ class UnsupportedProgramError(RuntimeError):
         """For a tensor of a class of its own."""
         return cls(
             f"{what} is a {kind.__name__}, a subclass of torch.Tensor",
-            why="a captured program is of plain tensors: what the class makes of each operator would be lost",
-            hint="capture what runs on the plain tensors inside of it, or compile by torch.compile",
+            why="a captured program computes with plain tensors: what the class does at each operator would be lost",
+            hint="capture the code that computes with the plain tensors inside it, or use torch.compile",
         )
 
     @classmethod
@@ -40,9 +40,11 @@ class UnsupportedProgramError(RuntimeError):
         """For an operator that fake tensors cannot run."""
         return cls(
             f"the operator {name} has no fake implementation",
-            why="a program is traced on fake tensors, and nobody says what the results of the operator look like",
-            hint="register one (torch.library.register_fake); for an operator of torch's, wrap it in one of your own "
-            "(torch.library.custom_op) that has one",
+            why=(
+                "a program is traced with fake tensors, and the shapes and dtypes of the operator's results are unknown"
+            ),
+            hint="register one with torch.library.register_fake; if the operator is torch's, wrap it in a custom "
+            "operator (torch.library.custom_op) that has one",
             at=at,
         )
 
@@ -132,11 +134,12 @@ class DataDependentError(RuntimeError):
     def of(cls, error: Exception) -> DataDependentError:
         """For an error that fake tensors raised because the data would decide."""
         return cls(
-            f"the program decides by the value of a tensor\n    at   {decisive_line(error)}",
+            f"the program branches on the value of a tensor\n    at   {decisive_line(error)}",
             why=" ".join(str(error).split("\n", maxsplit=1)[0].split()),
-            hint="example inputs with data and on_data='decide'; torch.cond or torch.where instead of `if`; tensors "
-            "instead of numbers from `.item()`; torch._check for what you know of a size; for a library that decides "
-            "so in eager only, is_exporting=True; for an optimizer capturable=True",
+            hint="pass example inputs with data and on_data='decide'; use torch.cond or torch.where instead of "
+            "`if`; keep tensors instead of numbers from `.item()`; tell what you know of a size by "
+            "torch._check; pass is_exporting=True if a library branches only in eager; pass capturable=True to "
+            "an optimizer",
         )
 
 

@@ -35,9 +35,9 @@ from functionalize._torch.tensors import PLAIN_TYPES, is_symbolic, set_versions
 _RULES_OF_MODE: Any = registered_hop_fake_fns  # of higher-order operators, by these
 _META = torch.device("meta")
 _ELSEWHERE = (
-    "this thread runs a model, or an object, that another thread is capturing\n"
-    "    why  fake tensors stand in it until the capture ends\n"
-    "    try  capture first, or have the threads wait for one another"
+    "this thread runs a model, or an object, that another thread is capturing\n    why  its tensors are replaced by "
+    "fake tensors until the capture ends\n    try  finish the capture before other threads run the model, or let "
+    "the threads share a lock"
 )
 _SIZE = torch.ops.aten.size.default  # as C++ asks for numbers
 _ITEM = torch.ops.aten._local_scalar_dense.default  # of complex numbers there are no symbols

@@ -189,4 +189,4 @@ class TakenForGranted:
         named = {
             symbol: type(symbol)(self._names[symbol]) for symbol in condition.free_symbols if symbol in self._names
         }
-        return str(line), f"there it takes for granted that {PythonPrinter().doprint(condition.xreplace(named))}"
+        return str(line), f"the program assumes there that {PythonPrinter().doprint(condition.xreplace(named))}"

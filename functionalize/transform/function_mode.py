@@ -232,7 +232,7 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
         elif func in _DETACHES:
             self._context.endings.note(tensor, "detached")
         elif func == _GRAD_FN:
-            self._context.endings.note(tensor, "with its function given, which takes hooks")
+            self._context.endings.note(tensor, "its grad_fn is read, and may get hooks")
         elif func is _REQUIRE:
             notes.note_required(tensor, self._context.views_beside(tensor))
         else:

@@ -93,10 +93,10 @@ class LostViews:
         if self._used is None:
             return None
         return UnsupportedMutationError(
-            "a view is used after it, or what it is a view of, got new metadata in place (squeeze_, t_, as_strided_), "
-            "or got other data (`.data =`) before what it was a view of was written",
-            why="of fake tensors, autograd takes a view by the same steps again, which lead elsewhere now",
-            hint="use the out-of-place operator (squeeze, t, ...) and its result",
+            "a view is used after its metadata, or its base's, changed in place (squeeze_, t_, as_strided_), or "
+            "after `.data =` replaced its data and its old base was written",
+            why="for fake tensors, autograd replays the view operators, which now give other elements",
+            hint="use the result of the out-of-place operator (squeeze, t, ...)",
             at=self._used,
         )
 
