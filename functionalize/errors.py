@@ -137,7 +137,7 @@ class DataDependentError(RuntimeError):
             f"the program branches on the value of a tensor\n    at   {decisive_line(error)}",
             why=" ".join(str(error).split("\n", maxsplit=1)[0].split()),
             hint="pass example inputs with data and on_data='decide'; use torch.cond or torch.where instead of "
-            "`if`; keep tensors instead of numbers from `.item()`; tell what you know of a size by "
+            "`if`; keep tensors instead of numbers from `.item()`; state what you know about a size with "
             "torch._check; pass is_exporting=True if a library branches only in eager; pass capturable=True to "
             "an optimizer",
         )

@@ -112,8 +112,8 @@ def window_of(size: Sequence[int], shard: Shard) -> Window:
     plain = isinstance(shard, tuple) and len(shard) == 3 and all(isinstance(one, int) for one in shard)
     if not (plain and -len(size) <= shard[0] < len(size) and 0 <= shard[1] < shard[2]):
         raise ValueError(
-            f"shard={shard!r} of a tensor of size {tuple(size)}: it is (dim, rank, world), with a dimension of the "
-            "tensor and 0 <= rank < world"
+            f"shard={shard!r} of a tensor of size {tuple(size)}: it must be (dim, rank, world), where dim is a "
+            "dimension of the tensor and 0 <= rank < world"
         )
     dim, rank, world = shard
     dim %= len(size)

@@ -245,8 +245,8 @@ class CaptureSession(RecordingSession):
         changed = inputs.settings.changed_inside()
         if changed is not None:
             raise UnsupportedProgramError(
-                f"the program changes what `{changed.path}` holds, a {type(changed.value).__name__}",
-                why="objects of this class keep what they hold to themselves: a call could not do the same",
+                f"the program changes the contents of `{changed.path}`, a {type(changed.value).__name__}",
+                why="the contents of this class cannot be set from outside, so a call could not repeat the change",
                 hint="keep it in an attribute, a list or a dict",
             )
         return found
@@ -347,6 +347,6 @@ def _example(inputs: ProgramInputs, placeholder: Any) -> Any:
     """What an input of the graph is for the example inputs; of others than the program's there is nothing."""
     entry = next((one for one in inputs.inputs if one.name == placeholder.target), None)
     if entry is None:
-        raise NoDataError(f"`{placeholder.target}` is no input of the program")
+        raise NoDataError(f"`{placeholder.target}` is not an input of the program")
     missing = isinstance(entry.value, MissingGradient)
     return torch.zeros_like(entry.value.of) if missing else entry.value

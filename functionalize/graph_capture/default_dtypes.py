@@ -72,9 +72,9 @@ def _spell_out(node: Node) -> None:
     else:
         trace = node.meta.get("stack_trace")
         raise UnsupportedProgramError(
-            f"the program sets another default dtype, under which {node.target} gives {value.dtype}",
-            why="calls run the graph under one default dtype",
-            hint="give tensors their dtypes by `dtype=` or `.to()`",
+            f"the program sets another default dtype, so that {node.target} returns {value.dtype}",
+            why="a call runs the whole graph under one default dtype",
+            hint="set the dtype of each tensor with `dtype=` or `.to()`",
             at=trace.location if isinstance(trace, Origin) else line_of_trace(trace),
         )
 

@@ -157,7 +157,10 @@ class GraphFinalizer:
         """Raise where a call may find only on its way that its data decide otherwise, and would begin once more."""
         if decided_ahead(self.tracer.graph, self.tracer.root, metadata) is None:
             first = metadata.graph.decisions[0].location
-            refuse_acting(self.tracer.graph.nodes, f"a call that goes another way at {first} begins once more there")
+            refuse_acting(
+                self.tracer.graph.nodes,
+                (f"a call that takes another branch at {first} starts again from the beginning"),
+            )
 
     def _traced(
         self,

@@ -75,10 +75,10 @@ class Contents:
         for container, path, content in self._before:
             if not unchanged(container, content):
                 raise UnsupportedProgramError(
-                    f"the backward of the program changes {f'`{path}`' if path else 'it'}, by code in Python",
-                    why="the backward of a captured program is a graph, which has no effects on objects",
-                    hint="take the gradients inside of what is captured, or leave objects alone in hooks and in "
-                    "backwards of your own",
+                    f"the backward of the program changes {f'`{path}`' if path else 'a Python object'} in Python code",
+                    why="the backward of a captured program is a graph without side effects",
+                    hint="compute the gradients inside the captured program, or do not change objects in hooks and "
+                    "custom backwards",
                 )
 
 
@@ -98,8 +98,9 @@ def check_hooks(inputs: Sequence[TracedInput], asked: Mapping[tuple[int, str], L
             raise hook_left(f"on the gradient of `{label}`")
         if (number, HOOKS) in asked and is_leaf(entry.value) and has_node_hooks(entry.value):
             raise UnsupportedProgramError(
-                f"the program computes gradients, and autograd's function that adds up those of `{label}` has hooks",
-                why="a capture computes them by fake tensors, whose gradients are added up by other functions",
+                f"the program computes gradients, and the autograd node that accumulates the gradient of `{label}` "
+                "has hooks",
+                why="a capture computes gradients with fake tensors, which have other autograd nodes",
                 hint="register the hooks on the tensor (register_hook, register_post_accumulate_grad_hook)",
                 at=asked[number, HOOKS],
             )
@@ -120,17 +121,17 @@ def _refuse_nodes(hook: Callable[..., Any], label: str) -> None:
         value = cell_content(cell)
         if any(isinstance(item, Node) for item in (value if isinstance(value, (list, tuple)) else (value,))):
             raise UnsupportedProgramError(
-                f"the program computes gradients, and a hook on that of `{label}` refers to functions of autograd",
-                why="a capture computes them by fake tensors, which have others: the hook would wait for those in vain",
-                hint="register the hook in the program, and remove it there (`torch.autograd.graph."
-                "register_multi_grad_hook`), or a hook on each tensor before",
+                f"the program computes gradients, and a hook on the gradient of `{label}` refers to autograd nodes",
+                why="a capture computes gradients with fake tensors, which have other autograd nodes",
+                hint="register and remove the hook inside the program "
+                "(`torch.autograd.graph.register_multi_grad_hook`), or register a hook on each tensor before",
             )
 
 
 def hook_left(where: str) -> UnsupportedProgramError:
     """The error for a hook that the program leaves."""
     return UnsupportedProgramError(
-        f"the program registers a hook {where}, and leaves it there",
-        why="each call would have to register one more, and what the hook refers to is the capture's",
-        hint="register it once before what is captured, or remove it inside again (`handle.remove()`)",
+        f"the program registers a hook {where} and does not remove it",
+        why="each call would have to register one more hook, but this one refers to objects of the capture",
+        hint="register it once before the capture, or remove it inside the program (`handle.remove()`)",
     )

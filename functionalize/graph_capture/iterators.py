@@ -33,9 +33,9 @@ def is_iterator(value: Any) -> bool:
 def refusal(value: Any, what: str) -> UnsupportedProgramError:
     """Why a program cannot use an iterator."""
     return UnsupportedProgramError(
-        f"{what} is a {type(value).__name__}",
-        why="each next() takes something out of it, and a call of a captured program could not do so",
-        hint="pass what next() gives as an argument",
+        f"{what} is a {type(value).__name__}, an iterator",
+        why="each next() changes the iterator, which a call of a captured program cannot do",
+        hint="pass the result of next() as an argument",
     )
 
 

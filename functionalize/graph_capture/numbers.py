@@ -271,9 +271,13 @@ class Numbers:
         for slot, items, _ in self._lists:
             if is_reached(items):
                 raise UnsupportedProgramError(
-                    f"the program gives, or keeps, the list in which `{slot.path}` is, whose numbers are its inputs",
-                    why="such a list is read by its numbers: it may be another one at each call",
-                    hint="give a copy of the list",
+                    f"the program returns or keeps the list that contains `{slot.path}`, and the numbers of that "
+                    "list are inputs",
+                    why=(
+                        "a call reads the numbers of such a list, and not the list itself, which may differ from "
+                        "call to call"
+                    ),
+                    hint="return or keep a copy of the list",
                 )
 
     def check(self) -> None:
@@ -285,7 +289,11 @@ class Numbers:
         for slot, items, before in self._lists:
             if not unchanged(items, before):
                 raise UnsupportedProgramError(
-                    f"the program changes the list in which `{slot.path}` is, whose numbers are its inputs",
-                    why="such a list is read by its numbers: it may be another one at each call",
-                    hint="give the attribute a new list, or keep the numbers in a tensor",
+                    f"the program changes the list that contains `{slot.path}`, and the numbers of that list are "
+                    "inputs",
+                    why=(
+                        "a call reads the numbers of such a list, and not the list itself, which may differ from "
+                        "call to call"
+                    ),
+                    hint="assign a new list to the attribute, or keep the numbers in a tensor",
                 )

@@ -95,7 +95,7 @@ class ObjectGraph:
         tensor = unwrap_functorch(tensor)
         number = self._numbers.setdefault(id(tensor), len(self.handles))
         if number == len(self.handles):
-            refuse_tensor(tensor, "a tensor that the program gives or keeps")
+            refuse_tensor(tensor, "a tensor that the program returns or keeps")
             self.handles.append(tensor)
         return number
 
@@ -216,12 +216,15 @@ class ObjectGraph:
                 way += _step(holder, part)
             holder = part
         kind = value.__qualname__ if isinstance(value, type) else f"of class {type(value).__qualname__}"
-        holds = ", and holds a tensor of the program's" if id(value) in self._towards else ""
+        holds = ", and holds a tensor of the program" if id(value) in self._towards else ""
         holds += f" ({path}{way})" if way else ""
         return UnsupportedProgramError(
             f"{path}, {kind}, was made by the program{holds}",
-            why="a call has to make another one, and what this one keeps cannot be read and set from Python",
-            hint="return the tensors themselves, or an object of a class written in Python, a list or a dict of them",
+            why="each call has to make a new object, but the contents of this one cannot be read and set from Python",
+            hint=(
+                "return the tensors themselves, or put them into a list, a dict or an object of a class written in "
+                "Python"
+            ),
             at=self._line_of(holder) or _line_of_generator(value),
         )
 
@@ -246,8 +249,8 @@ def _refuse_text(value: Any, path: str) -> None:
     """
     if isinstance(value, str) and TEXT in value:
         raise UnsupportedProgramError(
-            f"{path} has a tensor written as text: {value[:80]!r}",
-            why="the values of tensors are not known while the program is captured",
+            f"{path} contains the text of a tensor: {value[:80]!r}",
+            why="the values of tensors are unknown while the program is captured",
             hint="keep the tensor itself, or the text of numbers (`str(x.item())`, `str(x.tolist())`)",
         )
 

@@ -279,9 +279,9 @@ def _is_leaf(tensor: torch.Tensor) -> bool:
         return tensor.is_leaf
     except RuntimeError as error:  # one of several views of one function, whose memory was written
         raise UnsupportedMutationError(
-            "the program gives, or keeps, a view that autograd accepts no more",
+            "the program returns or keeps a view that autograd no longer accepts",
             why=str(error).split(". ", maxsplit=1)[0],
-            hint="take the view after the write, or give a copy of it (`.clone()`)",
+            hint="make the view after the write, or return a copy of it (`.clone()`)",
         ) from error
 
 

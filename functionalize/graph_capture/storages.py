@@ -42,6 +42,6 @@ def _refuse_if(resized: Callable[[int], bool], tensor: torch.Tensor) -> None:
     if type(size) is int and resized(size):
         raise UnsupportedProgramError(
             f"the program resizes the storage of a tensor of size {tuple(tensor.size())}",
-            why="it does so past all operators, and a call could not do the same",
-            hint="resize it before or after the program is called, or let it go by `x.data = torch.empty(0)`",
+            why="the resize is not an operator, so a call could not repeat it",
+            hint="resize it before or after the program is called, or free it with `x.data = torch.empty(0)`",
         )

@@ -76,7 +76,7 @@ def _computed(call: WritingCall, variant: Call) -> Any:
         raise UnsupportedMutationError(
             f"{call.func} on tensors with data-dependent sizes",
             why=f"its functional variant, {variant[0]}, cannot be traced with such sizes",
-            hint="use other operators, or state what you know of the sizes with torch._check",
+            hint="use other operators, or state what you know about the sizes with torch._check",
         ) from error
 
 

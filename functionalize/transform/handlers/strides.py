@@ -148,7 +148,7 @@ def order_of(context: FunctionalizationContext, handle: torch.Tensor) -> list[in
             raise UnsupportedMutationError(
                 f"{context.op} depends on the order of its tensor's dimensions in memory, which is data-dependent",
                 why=f"whether dimension {outer} or {inner} has the larger stride depends on data-dependent sizes",
-                hint="call .contiguous() on the tensor first, or state what you know of the sizes with torch._check",
+                hint="call .contiguous() on the tensor first, or state what you know about the sizes with torch._check",
             )
     return order
 
