@@ -46,7 +46,7 @@ _KNOWN = (
     _Known(
         ".numpy() is not supported for tensor subclasses",
         "the program makes a NumPy array from a tensor",
-        "NumPy looks at the values, and there are none while a program is captured",
+        "NumPy reads the values, and tensors have no values while a program is captured",
         f"compute with torch, or {_OPERATOR}",
     ),
     _Known(

@@ -47,13 +47,14 @@ from functionalize.runtime.variants import Variant, agreeing, too_many, undecide
 
 _IN_TRANSFORM = (
     "a captured program is called inside of torch.func.grad, vmap, jvp, dual_level or the like\n"
-    "    why  the program runs on plain tensors: the transform would take its results for constants\n"
+    "    why  the program computes with plain tensors, so the transform would treat its results as constants\n"
     "    try  capture a function that applies the transform, or transform the original"
 )
 _BOUND = (
-    "a captured program is copied or pickled\n"
-    "    why  it reads and writes the state that it was captured with, and a copy would share that\n"
-    "    try  copy the model and capture the copy, or `torch.export.save(program.to_exported_program(), path)`"
+    "a captured program cannot be copied or pickled\n"
+    "    why  it reads and writes the state that it was captured with, and a copy would share that state\n"
+    "    try  copy the model and capture the copy, or save the program: "
+    "`torch.export.save(program.to_exported_program(), path)`"
 )
 
 
@@ -239,9 +240,10 @@ class CapturedProgram(Exports):
         """What the original does, which could not be captured for a call: it mostly raises, and in eager's words."""
         found = self.original(*arguments.args, **arguments.kwargs)
         warnings.warn(
-            f"an operator took the inputs of a call, but not fake tensors like them: {reason}\n"
-            "    why  the call is none of those that were captured, and could not be captured in its turn\n"
-            "    try  nothing, the program was run as it is; to have it captured, leave that operator out",
+            f"an operator accepted the inputs of a call, but not fake tensors like them: {reason}\n"
+            "    why  no captured variant fits this call, and a new variant could not be captured\n"
+            "    try  nothing is required: the original ran instead; to have such calls captured, remove that "
+            "operator",
             NotCapturedWarning,
             stacklevel=3,
         )
@@ -281,11 +283,11 @@ class CapturedProgram(Exports):
     def _as_written(self, arguments: CallArguments) -> Any:
         """What the original does, which hands floats of its data to code that takes Python's numbers alone."""
         warnings.warn(
-            f"the program hands floats of its data to what takes Python's numbers alone, in more than "
+            "the program passes data-dependent floats to code that takes only Python numbers, in more than "
             f"{self._cache_size} calls\n"
-            "    why  each value is a variant of the program: the call, and such calls from now on, ran it as written\n"
-            "    try  keep the float, or its text, in a list that the program only adds to, or print it; return the "
-            "tensor",
+            "    why  each float needs a variant of its own, so the original runs for this call and for later ones "
+            "like it\n"
+            "    try  return the tensor; or only print the float, or append it (or its text) to a list",
             NotCapturedWarning,
             stacklevel=4,
         )

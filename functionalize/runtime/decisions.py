@@ -93,14 +93,15 @@ def warn_of_assertions(decisions: Sequence[Decision], *, is_exporting: bool) -> 
         return
     lines = "".join(f"\n    at   {line}" for line in dict.fromkeys(map(str, decisions)))
     hints = [
-        "torch.where or torch.cond instead of the branch",
-        "for other data call it with such data, and export it then",
+        "use torch.where or torch.cond instead of the branch",
+        "to export another way, call the program with such data, and export it afterwards",
     ]
     if not is_exporting and any(part in decision.location for decision in decisions for part in _PACKAGES):
-        hints.insert(0, "capture(..., is_exporting=True), with which libraries go a way without decisions")
+        hints.insert(0, "use capture(..., is_exporting=True), with which libraries avoid such branches")
     message = (
-        "the program is exported with its decisions by the data as assertions, and calls that decide otherwise are "
-        f"refused{lines}\n    try  {'; '.join(hints)}"
+        "the program branches on tensor values: the exported program asserts the branches that it took, and refuses "
+        f"calls that take others{lines}\n"
+        f"    try  {'; '.join(hints)}"
     )
     frame = next(user_frames(), None)
     if frame is None:

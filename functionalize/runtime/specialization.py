@@ -56,13 +56,13 @@ Recapture = Callable[..., "Capture"]
 _VIEWING = 8  # how many are kept for calls whose inputs are views of tensors that lie otherwise; the oldest goes
 _CHANGES = (
     "the program changes Python state\n"
-    "    why  it runs again when its second derivative is asked for, and would find other state than the call found\n"
-    "    try  take the gradients (torch.autograd.grad(..., create_graph=True)) inside of what is captured"
+    "    why  it runs again for its second derivative, and would find other state than in the first run\n"
+    "    try  compute the gradients (torch.autograd.grad(..., create_graph=True)) inside the captured program"
 )
 _OTHERWISE = (
-    "the program does something else now than when it was captured\n"
-    "    why  it runs again when its second derivative is asked for, and Python state was changed since the call\n"
-    "    try  take the gradients (torch.autograd.grad(..., create_graph=True)) inside of what is captured"
+    "the program now computes something else than when it was captured\n"
+    "    why  it runs again for its second derivative, and Python state has changed since the call\n"
+    "    try  compute the gradients (torch.autograd.grad(..., create_graph=True)) inside the captured program"
 )
 
 
@@ -102,7 +102,7 @@ class Capture:
     @property
     def set_in_torch(self) -> dict[str, Any]:
         """What the program sets in torch itself, by name: no graph can."""
-        what, value = "seed of torch's generators", None if self.seed is None else self.seed.number
+        what, value = "seed of torch generators", None if self.seed is None else self.seed.number
         return {**self.modes_left, **({} if self.seed is None else {what: "what it was" if value is None else value})}
 
 
