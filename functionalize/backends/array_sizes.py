@@ -59,6 +59,6 @@ def check_array(entry: GraphInput, expected: Any, shape: Sequence[int]) -> None:
     )
     if not agrees:
         raise InputMismatchError(
-            f"{entry.label} has the shape {tuple(shape)}, and was captured with {tuple(expected.size())}",
+            f"{entry.label} has the shape {tuple(shape)}, but was captured with {tuple(expected.size())}",
             hint="pass an array of that shape, or capture with dynamic_shapes",
         )

@@ -77,8 +77,9 @@ from functionalize.verify import assert_functional
 
 Compiler = Callable[[GraphModule, list[Any]], Callable[..., Any]]
 _SIZES = (
-    "it depends on sizes in another way than the program does, whose inputs share memory or are not strided\n"
-    "    why  the graph was compiled for sizes that may differ, and Dynamo can be told nothing more of them\n"
+    "the compiled graph depends on sizes in another way than the program, whose inputs share memory or are not "
+    "strided\n"
+    "    why  the graph was compiled for dynamic sizes, and Dynamo takes no further guards on them\n"
     "    try  torch.compile(..., dynamic=False)"
 )
 _OPTIONS = ("compiler", "remove", "partition_fn")
@@ -130,10 +131,13 @@ def dynamo_backend(
     def functionalized(graph: GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
         if in_compiled_autograd():
             raise UnsupportedProgramError(
-                "compiled autograd asks for a backward to be compiled",
-                why="its graphs are of autograd's own nodes, which add to `.grad` and call hooks",
-                hint="torch._dynamo.config.compiled_autograd = False: backwards of compiled programs are compiled with "
-                "them; or capture() what calls backward()",
+                "compiled autograd passes a backward to this backend",
+                why=(
+                    "graphs of compiled autograd consist of autograd nodes, which accumulate into `.grad` and call "
+                    "hooks"
+                ),
+                hint="set torch._dynamo.config.compiled_autograd = False (backwards of compiled programs are "
+                "compiled with them), or capture() the function that calls backward()",
             )
         named = lookup_backend(compiler) if isinstance(compiler, str) else compiler
         for node in filter(asks_base, graph.graph.nodes):
@@ -160,7 +164,7 @@ def backend(
     """
     unknown = set(options or ()).difference(_OPTIONS)
     if unknown:
-        raise ValueError(f"backend='functionalize' has no option {sorted(unknown)}; there are {list(_OPTIONS)}")
+        raise ValueError(f"backend='functionalize' has no option {sorted(unknown)}; its options are {list(_OPTIONS)}")
     return dynamo_backend(**(options or {}))(graph, inputs)
 
 
@@ -323,11 +327,11 @@ class _Backend:
         if number is not None:
             nodes = (node for node in self.graph.graph.nodes if asks_version(node))
             raise UnsupportedProgramError(
-                f"the program asks for the `_version` of `{found.metadata.inputs[number].name}`, an input of the graph "
-                "that Dynamo found",
-                why="the graph is compiled once, for inputs that were written any number of times",
-                hint="ask in a function under torch.compiler.disable, or capture() the program, whose calls compare "
-                "versions",
+                f"the program reads the `_version` of `{found.metadata.inputs[number].name}`, an input of Dynamo's "
+                "graph",
+                why="the graph is compiled once, for inputs of any version",
+                hint="read it in a function under torch.compiler.disable, or capture() the program, whose calls "
+                "compare versions",
                 at=line_of_trace(next((node.stack_trace for node in nodes), None)),
             )
 

@@ -124,7 +124,7 @@ def from_exported_program(exported: ExportedProgram) -> CapturedProgram:
         ['running_mean', 'running_var', 'num_batches_tracked']
     """
     if exported.example_inputs is None:
-        raise ValueError("the program has no example inputs\n    try  export it again, with example inputs")
+        raise ValueError("the exported program has no example inputs\n    try  export it again with example inputs")
     args, kwargs = exported.example_inputs
     module: Any = exported.module(check_guards=False)
     module.validate_inputs = False  # a captured program has guards of its own

@@ -62,12 +62,12 @@ def _read_pt2(path: Path) -> Loaded:
     from functionalize.aliasing.geometry import Layout
 
     if not zipfile.is_zipfile(path):
-        raise TargetError(f"{path} is no program of torch.export, or is not complete")
+        raise TargetError(f"{path} was not written by torch.export, or is not complete")
     try:
         exported = torch.export.load(path)
     except Exception as error:  # torch logs where it fails, and raises what it met there
         said = str(error).strip().split("\n", maxsplit=1)[0]
-        raise TargetError(f"{path} is no program of torch.export, or is not complete: {said}") from error
+        raise TargetError(f"{path} was not written by torch.export, or is not complete: {said}") from error
     module = exported.module()
     named = {
         *exported.graph_signature.buffers_to_mutate.values(),
@@ -150,7 +150,7 @@ def format_of(to: str | None, output: Path) -> str | None:
         if output != wanted:
             advice = f"--to {form} contradicts {output}: a file of this kind ends in {wanted.suffix}: {wanted}"
         elif output.is_dir():
-            advice = f"{output} is a folder: name a file, {output / f'model{wanted.suffix}'}, or say --to folder"
+            advice = f"{output} is a folder: name a file, {output / f'model{wanted.suffix}'}, or pass --to folder"
     elif by_suffix is not None and not output.is_dir():
         advice = f"--to folder contradicts {output}, the name of a file: name a folder, {output.with_suffix('')}"
     elif output.is_file():
@@ -171,7 +171,7 @@ def loaded(path: Path) -> Loaded:
     found = next((known for known in FORMATS.values() if known.suffix == path.suffix), None)
     if found is None:
         known = ", ".join(one.suffix for one in FORMATS.values())
-        raise TargetError(f"{path} is no program: the files that can be run end in {known}")
+        raise TargetError(f"{path} cannot be run: files that can be run end in {known}")
     if not path.is_file():
         raise TargetError(f"there is no file {path}")
     return found.read(path)

@@ -137,7 +137,7 @@ def _judge(node: Node, remove: str) -> str | None:
     if node.op in ("placeholder", "get_attr", "output"):
         return None
     if node.op != "call_function":
-        return f"{node.op} cannot be judged; trace the function to ATen operators with make_fx first"
+        return f"{node.op} nodes cannot be checked; trace the function to ATen operators with make_fx first"
     if isinstance(node.target, OpOverload):
         return _judge_operator(node, node.target, remove)
     if isinstance(node.target, HigherOrderOperator):
@@ -198,4 +198,4 @@ def _judge_python(target: Any) -> str | None:
         return f"operator.{name} writes into its first argument"
     if module in _SCALAR_MODULES or name.startswith(("sym_", "_sym_", "_check")):
         return None
-    return f"{module}.{name} is no ATen operator and cannot be judged; trace the function with make_fx first"
+    return f"{module}.{name} is not an ATen operator and cannot be checked; trace the function with make_fx first"

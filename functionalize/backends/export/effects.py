@@ -29,12 +29,12 @@ from functionalize.runtime.state_walk import StateWalk, joined
 from functionalize.runtime.undoing import to_the_end
 
 _OF_STATE = (
-    "an exported program has tensors of fixed sizes for its state, and no Python objects",
+    "the state of an exported program consists of tensors of fixed sizes, without Python objects",
     "keep it in a tensor of a fixed size (register_buffer), or return it",
 )
 _OF_ARGUMENTS = (
-    "an exported program gives new values to the tensors of its arguments, and leaves their containers as they are",
-    "leave the container as it is, return what is new, and change it outside",
+    "an exported program can write to the tensors of its arguments, but not change their containers",
+    "return the new values, and change the container outside the program",
 )
 
 
@@ -118,17 +118,17 @@ class EffectReader:
         container = list(states[effect.state].containers.values())[effect.container][0]
         self._reasons = _OF_ARGUMENTS if effect.state and id(container) in self._of_caller else _OF_STATE
         if effect.last and effect.order:
-            self._refuse(effect.path, "a dict whose entries are in another order after each call")
+            self._refuse(effect.path, "a dict whose entries change their order in each call")
         if effect.adds:
             self._refuse(effect.path, "a list that gets longer with each call")
             return
         for key in effect.removed:
-            self._refuse(joined(effect.path, key), "what is taken out of a container")
+            self._refuse(joined(effect.path, key), "an entry that a call removes from its container")
         now = copy_of(container)
         if not isinstance(container, MAPPINGS):
             items = [self._stand_ins.made(item) for item in effect.entries.values()]
             if len(items) != len(now):
-                self._refuse(effect.path, "a container of another length after each call")
+                self._refuse(effect.path, "a container whose length changes in each call")
                 return
             changes = list(zip(range(len(now)), now, items, strict=True))
         else:
@@ -145,7 +145,7 @@ class EffectReader:
             self._refuse(path, "an entry that a call adds")
             return
         if len(old.tensors) != len(new.tensors) or len(old.constants) != len(new.constants):
-            self._refuse(path, "an object that is built otherwise before a call and after it")
+            self._refuse(path, "an object whose structure changes in a call")
             return
         for one, other in zip(old.tensors, new.tensors, strict=True):
             where = (container, key) if one.container is holder else (one.container, one.key)
@@ -167,14 +167,14 @@ class EffectReader:
             kind = AliasKind.INPUT
             value = next((GraphValue(alias=n) for n, a in aliases if a.kind is kind and a.input == other), None)
         if number is None or value is None or value.alias is None:
-            self._refuse(path, "a tensor that the graph does not know before the call")
+            self._refuse(path, "a tensor that is not an input of the graph")
             return
         layout = self._metadata.outputs[value.alias].layout
         known = self._metadata.layouts_before.get(number)
         size = tuple(before.size()) if known is None else tuple(known.size)
         if tuple(layout.size) != size or layout.dtype != before.dtype:
             was, now = f"{list(size)} of {before.dtype}", f"{list(layout.size)} of {layout.dtype}"
-            self._refuse(path, f"a tensor that grows, or changes its dtype: from {was} to {now}")
+            self._refuse(path, f"a tensor whose size or dtype changes: from {was} to {now}")
             return
         self.rebindings.append(Rebinding(number, value))
 

@@ -48,8 +48,8 @@ def returned(call: ExampleCall) -> Returned:
             leaves, spec = pytree.tree_flatten(_in_nodes(pytree.tree_unflatten(made, metadata.spec)))
         except RecursionError as error:
             raise UnsupportedProgramError(
-                "the program returns a container that holds itself",
-                why="the results of an exported program are nested, and nests end somewhere",
+                "the program returns a container that contains itself",
+                why="the results of an exported program are finite nested containers",
                 hint="return its tensors",
                 at="what it returns",
             ) from error

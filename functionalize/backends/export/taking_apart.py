@@ -36,9 +36,9 @@ def taken_apart(program: ExportedProgram, table: Mapping[Any, Callable[..., Any]
         name = str(error).partition("While executing %")[2].split(" ")[0]
         node = next((node for node in program.graph.nodes if node.name == name), None)
         cause = UnsupportedExportError.cause(
-            f"torch cannot take {name or 'the program'} apart" + ("" if node is None else f", {node.target}"),
+            f"torch cannot decompose {name or 'the program'}" + ("" if node is None else f", {node.target}"),
             why=str(error).split("\n", maxsplit=1)[0],
-            hint="compute it otherwise",
+            hint="use other operators",
             at=None if node is None else user_line(node),
         )
         raise UnsupportedExportError(to, [cause]) from error
@@ -57,9 +57,9 @@ def sizes_stay_free(program: ExportedProgram, to: str) -> Iterator[None]:
     yield
     causes = [
         UnsupportedExportError.cause(
-            f"dimension {dim} of `{name}` may differ, and taken apart the program is right for {settled(size)} alone",
-            why="an operator is spelt out by as many steps as that size has",
-            hint="capture it for one size (without dynamic_shapes for that dimension, or with Dim.STATIC)",
+            f"dimension {dim} of `{name}` is dynamic, but the decomposed program supports only {settled(size)}",
+            why="an operator is decomposed into one step for each element of that dimension",
+            hint="capture the program for one size (without dynamic_shapes for that dimension, or with Dim.STATIC)",
         )
         for name, dim, size in free
         if not _is_free(size)

@@ -78,9 +78,9 @@ class JaxFunction:
             what = sorted(program.written)
             raise UnsupportedProgramError(
                 f"the function changes state: {', '.join(what[:5])}{', ...' if len(what) > 5 else ''}",
-                why="a function of JAX arrays has no effect: the new state would be lost"
-                + (" (the random key is state: it moves on)" if RANDOM_KEY in what else ""),
-                hint="`state = f.state(*args)`, and then `state, outputs = f.apply(state, *args)`",
+                why="a function of JAX arrays has no side effects, so the new state would be lost"
+                + (" (the random key is part of the state)" if RANDOM_KEY in what else ""),
+                hint="call `state = f.state(*args)` once, and then `state, outputs = f.apply(state, *args)`",
                 at="the call",
             )
         return program(program.initial_state, *args, **kwargs)[1]

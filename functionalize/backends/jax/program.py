@@ -164,7 +164,7 @@ class JaxProgram:
         if plain:
             raise UnsupportedProgramError(
                 f"the program takes {', '.join(map(repr, plain))} as an argument",
-                why="what calls a StableHLO file passes arrays, or None",
+                why="a StableHLO program is called with arrays or None",
                 hint="bind such arguments before the capture (functools.partial)",
                 at="the arguments",
             )
@@ -184,14 +184,14 @@ class JaxProgram:
             said = [f"without {', '.join(sorted(missing))}"] if missing else []
             said += [f"with {', '.join(sorted(more))}"] if more else []
             raise InputMismatchError(
-                f"the state comes {' and '.join(said)}",
+                f"the state is passed {' and '.join(said)}",
                 hint="pass `initial_state`, or the state that the last call returned",
             )
         for name, (shape, dtype) in self._shapes.items():
             now = state[name]
             if now.shape != shape or now.dtype != dtype:
                 raise InputMismatchError(
-                    f"the state `{name}` is {now.dtype}{list(now.shape)}, and was {dtype}{list(shape)}",
+                    f"the state `{name}` is {now.dtype}{list(now.shape)}, but was captured as {dtype}{list(shape)}",
                     hint="pass an array of that shape and dtype",
                 )
 
@@ -216,7 +216,7 @@ def _split(key: Any) -> tuple[Any, Any]:
 
 def _number(array: Any) -> Any:
     if isinstance(array, jax.core.Tracer):
-        raise UnknownNumberError("JAX traces the call: what the data are is known when the result is")
+        raise UnknownNumberError("JAX traces the call, and values are unknown until the traced function runs")
     return array.item()
 
 
@@ -245,7 +245,7 @@ def _of_dtype(array: Any, wanted: Any, label: str) -> Any:
     given = {str(array.dtype), str(jax.dtypes.canonicalize_dtype(array.dtype))}
     if given.isdisjoint({str(wanted), narrow.get(str(wanted))}):  # as text: to NumPy float64 equals None
         raise InputMismatchError(
-            f"{label} has the dtype {array.dtype}, and had {wanted} when the program was captured",
+            f"{label} has the dtype {array.dtype}, but had {wanted} when the program was captured",
             hint="convert it, or capture the program for that dtype",
         )
     return jnp.asarray(array, dtype=wanted)

@@ -24,7 +24,7 @@ def _layer(
     import onnxscript
 
     if mode != LSTM:
-        raise NotImplementedError("a recurrent layer that is no LSTM")
+        raise NotImplementedError("a recurrent layer that is not an LSTM")
     op: Any = onnxscript.opset18
 
     def gates(weights: Any) -> Any:
