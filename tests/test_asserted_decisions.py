@@ -262,7 +262,7 @@ class MadeByData(nn.Module):
 @pytest.mark.parametrize("route", [exported, of_jax])
 def test_what_the_first_call_alone_decides_is_asserted_by_nobody(route: Any) -> None:
     with pytest.raises(
-        (UnsupportedExportError, UnsupportedProgramError), match=r"first call decides by its data, which"
+        (UnsupportedExportError, UnsupportedProgramError), match=r"first call branches on tensor values where"
     ):
         route(capture(MadeByData(), (X,)))
     model, eager = MadeByData(), MadeByData()

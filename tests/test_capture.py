@@ -340,7 +340,7 @@ def test_other_shapes_dtypes_and_structures_are_refused_by_name() -> None:
             (torch.ones(2, 3), [torch.ones(3).double()]),
             r"the dtype of the input `more_0` is torch.float64, and was",
         ),
-        ((torch.ones(2, 3), [torch.ones(3), torch.ones(3)]), "nested otherwise"),
+        ((torch.ones(2, 3), [torch.ones(3), torch.ones(3)]), "nested differently"),
     ):
         with pytest.raises(InputMismatchError, match=text):
             program(*args)

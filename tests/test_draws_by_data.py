@@ -281,5 +281,5 @@ def test_speech(tmp_path: Path) -> None:
                 expected = model(**_tokens(seed)).waveform
                 torch.manual_seed(seed)
                 torch.testing.assert_close(run(**_tokens(seed)).waveform, expected)
-        with pytest.raises(UnsupportedProgramError, match="gives a tensor whose size only the data tell"):
+        with pytest.raises(UnsupportedProgramError, match="returns a tensor of data-dependent size"):
             program.to_jax()

@@ -421,15 +421,15 @@ WRITTEN: dict[str, tuple[Callable[[], Any], Callable[[Tensor, Any], Any]]] = {
     "sorted": (of_list, lambda x, held: held.sort(key=lambda one: one is held, reverse=True)),
 }
 CHANGED: dict[str, tuple[Callable[[], Any], Callable[[Tensor, Any], Any], str]] = {
-    "moved": (lambda: OrderedDict(of_dict()), lambda x, held: held.move_to_end("a"), "in another order"),
-    "put back last": (of_dict, lambda x, held: held.update(a=held.pop("a")), "in another order"),
-    "popped": (of_dict, lambda x, held: held.pop("a"), "taken out"),
-    "popped at random": (of_dict, lambda x, held: held.popitem(), "taken out"),
+    "moved": (lambda: OrderedDict(of_dict()), lambda x, held: held.move_to_end("a"), "change their order"),
+    "put back last": (of_dict, lambda x, held: held.update(a=held.pop("a")), "change their order"),
+    "popped": (of_dict, lambda x, held: held.pop("a"), "a call removes"),
+    "popped at random": (of_dict, lambda x, held: held.popitem(), "a call removes"),
     "added": (of_dict, lambda x, held: held.update(z=x + 1), "an entry that a call adds"),
     "added unless there": (of_dict, lambda x, held: held.setdefault("z", x), "an entry that a call adds"),
     "added inside": (lambda: {"in": of_dict()}, lambda x, held: held["in"].update(z=x), "an entry that a call adds"),
     "made by default": (lambda: defaultdict(list, of_dict()), lambda x, held: held["z"].append(x), "a call adds"),
-    "cleared": (of_dict, lambda x, held: held.clear(), "taken out"),
+    "cleared": (of_dict, lambda x, held: held.clear(), "a call removes"),
     "appended": (of_list, lambda x, held: held.append(x), "another length"),
     "inserted": (of_list, lambda x, held: held.insert(0, x), "another length"),
     "popped from a list": (of_list, lambda x, held: held.pop(), "another length"),
@@ -463,7 +463,9 @@ def test_containers_of_arguments_that_are_changed_are_refused(name: str) -> None
     make, change, what = CHANGED[name]
     program, ours, theirs = written_to(change), make(), make()
     captured = capture(program, (torch.ones(2), make()))
-    with pytest.raises(UnsupportedExportError, match=rf"(?s)cause.*held.*{what}.*of its arguments.*change it outside"):
+    with pytest.raises(
+        UnsupportedExportError, match=rf"(?s)cause.*held.*{what}.*of its arguments.*change the container outside"
+    ):
         captured.to_exported_program()
     assert torch.equal(captured(torch.ones(2), ours), program(torch.ones(2), theirs))
     assert list(ours) == list(theirs) if isinstance(ours, dict) else len(ours) == len(theirs)
@@ -492,7 +494,7 @@ def test_an_argument_that_is_state_of_what_is_exported_has_to_be_there() -> None
     assert torch.equal(run(torch.ones(2)), torch.full((2,), 2.0))
     del cache
     gc.collect()
-    with pytest.raises(UnsupportedProgramError, match=r"(?s)`cache`, an object.* is gone.*keep the object"):
+    with pytest.raises(UnsupportedProgramError, match=r"(?s)`cache`, an object.* no longer exists.*keep the object"):
         captured.to_exported_program()
 
 

@@ -243,7 +243,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="no file"):
         onnx.load(tmp_path / "none.onnx")
     for name in ("other", "truncated", "text"):
-        with pytest.raises(ValueError, match=r"was not written by to_onnx|is no ONNX file"):
+        with pytest.raises(ValueError, match=r"was not written by to_onnx|is not an ONNX file"):
             onnx.load(tmp_path / f"{name}.onnx")
     package.helper.set_model_props(empty, {"functionalize": '{"format": 0}'})
     package.save(empty, str(tmp_path / "older.onnx"))

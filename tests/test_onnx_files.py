@@ -404,7 +404,7 @@ def test_renamed_inputs_and_outputs_are_refused(name: str, message: str, tmp_pat
     path = _renamed(capture(_counter(), (torch.ones(2),)).to_onnx(tmp_path / "renamed.onnx"), **{name: "other"})
     with pytest.raises(ValueError, match=message) as caught:
         onnx.load(path)
-    assert "try  give them their names back" in str(caught.value)
+    assert "try  restore the names" in str(caught.value)
 
 
 def test_names_that_are_changed_in_the_metadata_as_well(tmp_path: Path) -> None:

@@ -625,7 +625,7 @@ REFUSED: dict[str, tuple[Function, str]] = {
     ),
     "class": (
         _of_a_class_made_inside,
-        r"the class of the result, .*Inside, was made .* holds a tensor of the program's",
+        r"the class of the result, .*Inside, was made .* holds a tensor of the program",
     ),
     "graph of autograd": (lambda y, x: [y.grad_fn], r"the result\[0\], of class .*Backward0"),
 }

@@ -431,6 +431,6 @@ def test_data_of_a_constant_is_refused() -> None:
         state.data = x * 2
         return state + 1
 
-    with pytest.raises(UnsupportedMutationError, match="which is no input, is changed"):
+    with pytest.raises(UnsupportedMutationError, match="which is not an input, change in place"):
         make_fx(functionalize(f))(torch.ones(2))
     assert torch.equal(functionalize(f)(torch.ones(2)), torch.full((2,), 3.0))

@@ -97,7 +97,7 @@ def test_a_cache_that_cannot_be_written_is_done_without(
     monkeypatch.setenv("LOCALAPPDATA", str(tmp_path / "file"))
     assert "aten::novel ('functional',)" in tables._installed_rows().splitlines()
     (notice,) = notices(caplog)
-    assert "for this process alone" in notice
+    assert "for this process only" in notice
     assert notice.endswith("set XDG_CACHE_HOME to keep them)")
 
 
@@ -107,7 +107,7 @@ def test_a_yaml_that_cannot_be_read_leaves_the_shipped_tables(
     other_torch.functions.write_text("- func: f(Tensor(A) self) -> Tensor\n")
     assert tables._installed_rows() is rows.ROWS
     (notice,) = notices(caplog)
-    assert "cannot make others, so it uses these" in notice
+    assert "cannot be generated, so these are used" in notice
     assert "an alias annotation is" in notice
 
 

@@ -158,7 +158,7 @@ _TYPES = frozenset(
 def _unknown_types(program: ExportedProgram) -> Iterator[str]:
     """Causes: inputs and outputs of types that no runner takes."""
     values = [("takes", node) for node in program.graph.find_nodes(op="placeholder")]
-    for verb, node in [*values, *(("gives", result) for result in _results(program))]:
+    for verb, node in [*values, *(("returns", result) for result in _results(program))]:
         look = node.meta.get("val") if isinstance(node, Node) else None
         if isinstance(look, torch.Tensor) and look.dtype not in _TYPES:
             yield UnsupportedExportError.cause(
