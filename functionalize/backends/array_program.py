@@ -43,10 +43,10 @@ _GOES_ON = "torch stops the gradient here, but the derivative of the graph would
 
 
 class Written(NamedTuple):
-    """What a call of a program gives that writes to its arguments.
+    """The result of a call of a program that writes to its arguments.
 
-    ``returned``: what the program returns. ``arguments``: by parameter name each argument that has a written tensor,
-    built as it was passed, with the new values in place of the old ones.
+    ``returned``: the result of the program. ``arguments``: each argument that contains a written tensor, by parameter
+    name, in the structure in which it was passed, with the new values.
     """
 
     returned: Any

@@ -91,19 +91,19 @@ def dynamo_backend(
     remove: str = "mutations_and_views",
     partition_fn: PartitionFn | None = None,
 ) -> Callable[..., Callable[..., Any]]:
-    """A backend for ``torch.compile`` that hands a compiler graphs without mutation.
+    """A backend for ``torch.compile`` that passes graphs without mutation to a compiler.
 
-    The graphs are of ATen operators, and flat: tensors and sizes in, a tuple out. Where gradients are wanted the
-    compiler gets two, a forward graph and a backward graph, and autograd goes through them as through one operator.
-    Writes to inputs, and outputs that are views of inputs or of one another, are taken care of around the graphs.
+    The graphs consist of ATen operators. They take tensors and sizes, and return a tuple. If gradients are required,
+    the compiler gets a forward graph and a backward graph, which autograd treats as one operator. The code around the
+    graphs writes to inputs, and makes outputs that are views of inputs or of other outputs.
 
     Args:
         compiler: a function of a ``torch.fx.GraphModule`` and example inputs (fake tensors, and symbols for sizes)
             that returns a function; or the name of a backend of ``torch.compile``, such as ``"inductor"``. With
             ``"eager"`` the graphs run as they are.
-        remove: ``"mutations_and_views"``, or ``"mutations"`` to let view ops stay.
-        partition_fn: as in AOTAutograd: cuts the joint graph of forward and backward in two. Unless given,
-            ``min_cut_rematerialization_partition``.
+        remove: ``"mutations_and_views"``, or ``"mutations"`` to keep view operators.
+        partition_fn: splits the joint graph into forward and backward, as in AOTAutograd (default:
+            ``min_cut_rematerialization_partition``).
 
     Returns:
         A function for ``torch.compile(..., backend=...)``.

@@ -25,17 +25,17 @@ from functionalize.graph_capture.capture import capture
 
 
 def jaxify(function: Callable[..., Any], *, lowerings: Lowerings = lowering, is_exporting: bool = False) -> JaxFunction:
-    """A torch function or module as a function of JAX arrays, also inside ``jax.jit``, ``grad`` and ``vmap``.
+    """Turn a torch function or module into a function of JAX arrays, for ``jax.jit``, ``grad`` and ``vmap`` too.
 
     Args:
         function: a module, or a function of tensors, pytrees of tensors, and other values.
-        lowerings: a table of your own.
-        is_exporting: as in :func:`capture`: libraries then go their way without decisions by data.
+        lowerings: your own table of lowerings.
+        is_exporting: as in :func:`capture`: libraries then avoid branches on tensor values.
 
     Returns:
-        The function. It returns what the original does, of arrays. Where the original writes to its arguments it
-        returns :class:`~functionalize.backends.array_program.Written`: ``(returned, arguments)``, the arguments that
-        were written by parameter name, with their new values. See :class:`JaxFunction` for state.
+        The function, which returns the result of the original as arrays. If the original writes to its arguments, it
+        returns :class:`~functionalize.backends.array_program.Written`: ``(returned, arguments)``, where ``arguments``
+        maps the names of the written parameters to their new values. See :class:`JaxFunction` for state.
 
     Example:
         >>> import jax, torch
@@ -56,9 +56,9 @@ def jaxify(function: Callable[..., Any], *, lowerings: Lowerings = lowering, is_
 class JaxFunction:
     """What :func:`jaxify` returns.
 
-    A call takes the function's state (parameters, buffers, tensors that it closes over) as torch's objects have it, as
-    constants; one that writes to state, or draws random numbers, goes by :meth:`apply`, which takes the state and gives
-    the new one.
+    A call reads the function's state (parameters, buffers, tensors in closures) from the torch objects, as constants.
+    If the function writes to state or draws random numbers, call :meth:`apply`, which takes the state and returns the
+    new state.
     """
 
     def __init__(self, function: Callable[..., Any], lowerings: Lowerings, is_exporting: bool) -> None:
@@ -86,15 +86,15 @@ class JaxFunction:
         return program(program.initial_state, *args, **kwargs)[1]
 
     def apply(self, state: Mapping[str, Any], /, *args: Any, **kwargs: Any) -> tuple[State, Any]:
-        """The new state and what the original returns, from a state: ``(state, *args) -> (new_state, outputs)``."""
+        """Run the function from a state: ``(state, *args) -> (new_state, outputs)``."""
         return self.program(*args, **kwargs)(state, *args, **kwargs)
 
     def state(self, /, *args: Any, **kwargs: Any) -> State:
-        """The state as torch's objects have it now, for calls with such arguments."""
+        """The current state of the torch objects, for calls with such arguments."""
         return self.program(*args, **kwargs).initial_state
 
     def program(self, /, *args: Any, **kwargs: Any) -> JaxProgram:
-        """The program for calls with such arguments: captured if there is none yet."""
+        """The program for calls with such arguments, which is captured at the first such call."""
         leaves, spec = pytree.tree_flatten((args, kwargs))
         looks = tuple(_look(leaf) for leaf in leaves)
         key = (spec, looks, torch.is_grad_enabled(), getattr(self._function, "training", None))

@@ -95,12 +95,12 @@ class JaxProgram:
 
     @property
     def initial_state(self) -> State:
-        """The state as the program's objects have it now: arrays by path, new ones each time, so that they may go."""
+        """The current state of the program's objects: arrays by path, new ones for each access."""
         return self._program.initial_state()
 
     @property
     def written(self) -> frozenset[str]:
-        """The keys of the state that a call gives new values; the others come back as they are."""
+        """The keys of the state that a call changes; the other entries are returned unchanged."""
         return self._program.written
 
     def __call__(self, state: Mapping[str, Any], /, *args: Any, **kwargs: Any) -> tuple[State, Any]:
@@ -121,15 +121,15 @@ class JaxProgram:
         return self._called(state, args, kwargs, self._run)
 
     def jit(self, *, donate: bool = True) -> Callable[..., tuple[State, Any]]:
-        """The function compiled by ``jax.jit``, with 64 bits where the program has some.
+        """The function compiled by ``jax.jit``, with 64-bit types if the program has some.
 
         Args:
-            donate: whether the arrays that a call overwrites, of the state and of the arguments, give their buffers to
-                the new values. They cannot be read afterwards: use those that the call returns. None do where the
-                program decides by its data, which a call compares once they are known.
+            donate: whether a call reuses the buffers of the arrays that it overwrites, in the state and in the
+                arguments. These arrays cannot be read afterwards: use those that the call returns. No buffer is reused
+                if the program branches on tensor values, because a call may then be refused after it has run.
 
         Returns:
-            A function as this one.
+            A function with the same signature.
         """
         run = self._run
 
@@ -151,10 +151,10 @@ class JaxProgram:
         return jitted
 
     def example(self) -> tuple[State, list[Any], dict[str, Any]]:
-        """Shapes and dtypes of state and arguments, as ``jax.ShapeDtypeStruct``, built as a call's are.
+        """Shapes and dtypes of state and arguments, as ``jax.ShapeDtypeStruct`` in the structure of a call.
 
         Raises:
-            UnsupportedProgramError: sizes that differ are related in a way that no file can hold.
+            UnsupportedProgramError: dynamic sizes have a relation that no file can hold.
         """
         state = {name: _struct(*look) for name, look in self._shapes.items()}
         sizes = SymbolicSizes(self._program.looks)

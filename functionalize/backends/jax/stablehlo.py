@@ -35,8 +35,8 @@ def write_stablehlo(program: CapturedProgram, path: str | os.PathLike[str], **op
 
     Args:
         program: the program.
-        path: of the file; the first state is written beside it, as ``npz``.
-        options: those of :meth:`CapturedProgram.to_jax`, and ``platforms`` as ``jax.export`` takes them.
+        path: the path of the file; the first state is written beside it, as ``npz``.
+        options: those of :meth:`CapturedProgram.to_jax`, and ``platforms`` as for ``jax.export``.
 
     Returns:
         The path of the file.
@@ -59,10 +59,10 @@ def save(program: JaxProgram, path: str | os.PathLike[str], *, platforms: Any = 
     """Write a program and its first state as one file, which :func:`load` reads.
 
     Args:
-        program: what ``to_jax`` gave.
-        path: of the file. It is an ``npz``: ``program`` has the bytes that ``jax.export`` deserializes, ``state/...``
-            the first state.
-        platforms: as ``jax.export`` takes them; unless given, the one that JAX runs on.
+        program: the result of ``to_jax``.
+        path: the path of the file, an ``npz``: ``program`` holds the bytes that ``jax.export`` deserializes, and
+            ``state/...`` the first state.
+        platforms: as for ``jax.export`` (default: the platform that JAX runs on).
 
     Returns:
         The path.
@@ -167,11 +167,11 @@ def _as_returned(outputs: Any) -> Any:
 
 
 def load(path: str | os.PathLike[str]) -> StableHloProgram:
-    """A program that ``to_stablehlo`` or :func:`save` wrote, with its state threaded from call to call.
+    """Load a program that ``to_stablehlo`` or :func:`save` wrote; it keeps its state from call to call.
 
     Raises:
         OSError: there is no such file.
-        ValueError: the file is none of these, is cut off, or its state is not there.
+        ValueError: the file is not such a program, is not complete, or its state is missing.
     """
     path = Path(path)
     content, included = read(path)
@@ -197,7 +197,7 @@ def load(path: str | os.PathLike[str]) -> StableHloProgram:
 
 
 class StableHloProgram:
-    """A program from a file, called as the original is; ``state`` is what the calls so far left.
+    """A program from a file, with the signature of the original; ``state`` is its state after the calls so far.
 
     Example:
         >>> import tempfile, torch
@@ -254,7 +254,7 @@ class StableHloProgram:
                 )
 
     def random_arguments(self, seed: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Arrays of random numbers, of the shapes that a call takes; integers are zeros."""
+        """Arrays of random numbers with the shapes of a call's arguments; integers are zeros."""
         generator = torch.Generator().manual_seed(seed)
 
         def made(aval: Any) -> Any:
