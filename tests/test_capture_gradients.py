@@ -808,7 +808,9 @@ def test_data_of_a_view_of_a_tensor_that_is_written_are_refused() -> None:
         x.add_(1)
         y.data = y * 2
 
-    with pytest.raises(UnsupportedMutationError, match="`y`, which requires gradients, gets new metadata"):
+    with pytest.raises(
+        UnsupportedMutationError, match="`y`, which requires gradients, changes its size, strides or memory"
+    ):
         memory = torch.arange(4.0) * torch.ones(4, requires_grad=True)
         capture(run, (memory[0], memory[1:]))(memory[0], memory[1:])
 
@@ -842,7 +844,9 @@ def test_data_of_a_view_that_are_written_are_refused(run: Callable[[Tensor], Ten
     leaf = torch.arange(6.0, requires_grad=True)
     assert torch.autograd.grad(run((leaf * 1)[2:4]).sum(), leaf)[0].count_nonzero() == 2
     for view in ((leaf * 1)[2:4], (leaf * 1)[:2], leaf.as_strided((2, 1), (1, 1), 3)):
-        with pytest.raises(UnsupportedProgramError, match=r"`x` other data by `\.data =`(?s:.*)test_capture_gradients"):
+        with pytest.raises(
+            UnsupportedProgramError, match=r"the data of `x` by `\.data =`(?s:.*)test_capture_gradients"
+        ):
             capture(run, (view,))
         captured = capture(lambda x: run(x.clone()), (view,))  # as the error says
         wanted = torch.autograd.grad(run(view.clone()).sum(), leaf, retain_graph=True)[0]
@@ -915,7 +919,7 @@ def test_pieces_of_a_part_are_refused_where_another_part_is_written(write: Calla
 
     with pytest.raises(RuntimeError, match="Output 0 of Split is a view"):
         run(*parts(torch.ones(4, requires_grad=True)))
-    with pytest.raises(UnsupportedMutationError, match=r"`y` is written, and the program makes pieces .* of `x`"):
+    with pytest.raises(UnsupportedMutationError, match=r"`y` is written, and the program splits .* `x`"):
         capture(run, parts(torch.ones(4, requires_grad=True)))
     assert torch.equal(capture(run, parts(torch.ones(4)))(*parts(torch.ones(4))), torch.zeros(1))
 

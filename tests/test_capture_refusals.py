@@ -99,7 +99,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {
     "mkldnn input": (lambda: lambda x: x.to_dense(), X.to_mkldnn, "`x` is a mkldnn tensor"),
     "state": (lambda: linear(two()), lambda: X, "`weight` is a TwoTensor"),
     "lazy state": (lambda: nn.LazyLinear(3), lambda: X, "`weight` has no size yet"),
-    "result": (lambda: lambda x: TwoTensor(x * 2, x * 3), lambda: X, "gives or keeps is a TwoTensor"),
+    "result": (lambda: lambda x: TwoTensor(x * 2, x * 3), lambda: X, "returns or keeps is a TwoTensor"),
     "made inside": (lambda: lambda x: TwoTensor(x, x) + 1, lambda: X, "the program uses is a TwoTensor"),
     "masked inside": (lambda: lambda x: masked_tensor(x, x > 2).sum(), lambda: X, "the program uses is a MaskedTensor"),
     "reached": (lambda: lambda x: x + CONSTANTS["two"], lambda: X, "the program uses is a TwoTensor"),
@@ -121,15 +121,15 @@ REFUSED: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {
         lambda: torch.ones(3, requires_grad=True),
         "registers a hook on the gradient of `x`",
     ),
-    "is a view": (lambda: lambda x: x + int(x._is_view()), lambda: X[1:], "asks whether `x` is a view"),
+    "is a view": (lambda: lambda x: x + int(x._is_view()), lambda: X[1:], "depends on whether `x` is a view"),
     "a state that is set again": (lambda: drawn_twice, lambda: X, "after it has restored its state"),
     "another state": (lambda: with_another_state, lambda: X, "sets the state of a torch generator"),
     "a seed as before": (lambda: seeded(torch.Generator()), lambda: X, "sets the state of a torch generator"),
-    "an attribute given": (lambda: lambda x: setattr(x, "scale", 2), lambda: X, "gives the attribute `scale` to `x`"),
+    "an attribute given": (lambda: lambda x: setattr(x, "scale", 2), lambda: X, "sets the attribute `scale` of `x`"),
     "an object as attribute": (
         lambda: lambda x: x * x.scales[0],
         lambda: with_attribute(torch.ones(3), "scales", [2]),
-        "asks `x` for its attribute `scales`, a list",
+        "reads the attribute `scales` of `x`, a list",
     ),
     "a scan": (
         lambda: differentiated_scan,
@@ -224,7 +224,7 @@ def test_what_a_program_hides_is_refused() -> None:
         hidden.put(y)
         return y
 
-    what = r"a tensor of size \(2, 3\) that the program computes is kept by an object of the class SimpleQueue"
+    what = r"a tensor of size \(2, 3\) that the program computes is still held by an object of the class SimpleQueue"
     with pytest.raises(UnsupportedProgramError, match=what) as raised:
         capture(run, (X,))
     assert re.search(r'at   .*test_capture_refusals\.py", line \d+, in run +y = x \* 2', str(raised.value))

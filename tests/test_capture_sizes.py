@@ -415,7 +415,7 @@ def test_a_kernel_that_lays_its_result_out_otherwise_is_a_condition() -> None:
         x = torch.randn(4, 3, 2, 2, 2).to(memory_format=form)
         more = torch.randn(20, 3, 2, 2, 2).to(memory_format=form)
         assert (module(x).stride()[1] == 1) != (module(more).stride()[1] == 1)
-        with pytest.raises(InputMismatchError, match=r"not right for 16\n.*\n.*batch < 16\n.*min=2, max=15"):
+        with pytest.raises(InputMismatchError, match=r"does not support 16\n.*\n.*batch < 16\n.*min=2, max=15"):
             capture(module, (x,), dynamic_shapes=({0: Dim("batch", min=2, max=64)},))
         capture(module, (x,), dynamic_shapes=({0: Dim("batch", min=2, max=15)},))
     finally:
@@ -442,21 +442,21 @@ def joined(x: Tensor, y: Tensor) -> Tensor:
 
 BATCH = Dim("batch", min=2, max=64)
 NARROWED: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str, tuple[str, ...]]] = {
-    "branch": (branching, (BATCH,), "from 2 to 64 .* not right for 6", ("x.shape[0] > 5", "batch <= 5", "max=5)")),
+    "branch": (branching, (BATCH,), "from 2 to 64, .* not support 6", ("x.shape[0] > 5", "batch <= 5", "max=5)")),
     "open": (branching, (Dim("batch"),), "from 2 on", ("x.shape[0] > 5", "Dim('batch', min=2, max=5)")),
     "anonymous": (branching, (Dim.DYNAMIC(min=2, max=64),), "2 to 64", ("x.size(0) <= 5", "Dim.DYNAMIC(min=2, max=5)")),
     "derived": (
         branching,
         (2 * Dim("half"),),
-        "from 2 on .* not right for 6",
+        "from 2 on, .* not support 6",
         ("2*half <= 5", "2*Dim('half', min=1, max=2)"),
     ),
     "even": (halved, (BATCH,), "does not support", ("x.view(2, -1)", "2 * Dim('part_of_batch', min=2, max=32)")),
-    "slice": (lambda x: x[1:] * 2, (BATCH,), "not right for 2", ("x[1:] * 2", "Dim('batch', min=3, max=64)")),
-    "equal": (summed, (BATCH, Dim("rows")), "not right for 2", ("x.sum(1)", "batch == rows", "one Dim for both")),
+    "slice": (lambda x: x[1:] * 2, (BATCH,), "does not support 2", ("x[1:] * 2", "Dim('batch', min=3, max=64)")),
+    "equal": (summed, (BATCH, Dim("rows")), "does not support 2", ("x.sum(1)", "batch == rows", "one Dim for both")),
     "both": (joined, (BATCH, Dim("rows")), "batch = 2, rows = 2", ("torch.cat([x, y])", "batch + rows >= 6")),
-    "number": (lambda x: x + torch.ones(4, 3), (BATCH,), "right for 4 only", ("torch.ones(4, 3)", "batch == 4")),
-    "hinted": (lambda x: x + torch.ones(4, 3), (Dim.DYNAMIC,), "right for 4 only", ("x.size(0) == 4",)),
+    "number": (lambda x: x + torch.ones(4, 3), (BATCH,), "only the size 4", ("torch.ones(4, 3)", "batch == 4")),
+    "hinted": (lambda x: x + torch.ones(4, 3), (Dim.DYNAMIC,), "only the size 4", ("x.size(0) == 4",)),
 }
 
 
@@ -506,11 +506,11 @@ def test_sizes_that_were_asked_for_and_that_the_program_does_not_take(name: str)
 @pytest.mark.parametrize(
     ("dims", "said"),
     [
-        ((Dim("batch", min=5), None), "`x` is 4, and dynamic_shapes asks for 5 or more"),
-        ((Dim("batch", max=3), None), "`x` is 4, and dynamic_shapes asks for 3 or less"),
-        ((BATCH, BATCH), "`y` is 3, and dynamic_shapes asks for the size of all of that name"),
-        ((BATCH, 2 * BATCH), "`y` is 3, and dynamic_shapes asks for 4 or more"),
-        ((None, 2 * Dim("half")), r"`y` is 3, and dynamic_shapes asks for 2\*half"),
+        ((Dim("batch", min=5), None), "`x` is 4, but dynamic_shapes asks for 5 or more"),
+        ((Dim("batch", max=3), None), "`x` is 4, but dynamic_shapes asks for 3 or less"),
+        ((BATCH, BATCH), "`y` is 3, but dynamic_shapes asks for one size for all dimensions of that name"),
+        ((BATCH, 2 * BATCH), "`y` is 3, but dynamic_shapes asks for 4 or more"),
+        ((None, 2 * Dim("half")), r"`y` is 3, but dynamic_shapes asks for 2\*half"),
     ],
 )
 def test_examples_of_other_sizes_than_those_asked_for(dims: tuple[Any, Any], said: str) -> None:
@@ -528,7 +528,7 @@ def test_sizes_that_the_backward_alone_does_not_take() -> None:
 
     spec = ({0: BATCH}, {0: BATCH})
     with pytest.raises(
-        InputMismatchError, match=r"right for 4 only\n.*the backward(?s:.*)no_grad\(\) around the capture"
+        InputMismatchError, match=r"only the size 4\n.*the backward(?s:.*)capture under torch.no_grad\(\)"
     ):
         capture(run, inputs(4), dynamic_shapes=spec)
     with torch.no_grad():

@@ -535,7 +535,7 @@ def test_devices() -> None:
 
     deferred = deferred_init(OnCuda)
     assert deferred.kind == "cuda" and deferred.linear.weight.device == torch.device("cuda", 0)
-    with pytest.raises(DeferredError, match="recorded for cuda"):
+    with pytest.raises(DeferredError, match="made for the device cuda"):
         materialize_module(deferred)
     materialize_module(deferred, device="cpu")
     assert deferred.linear.weight.device.type == "cpu" and deferred.linear.weight.std() > 0
@@ -760,7 +760,7 @@ def test_refusals() -> None:
         materialize_module(nn.ParameterList([nn.Parameter(foreign)]))
     with pytest.raises(TypeError, match="a module's class or a function"):
         deferred_init(nn.Linear(2, 2).weight)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="a Linear that is made already"):
+    with pytest.raises(TypeError, match="a Linear that exists already"):
         deferred_init(nn.Linear(2, 2))
     with pytest.raises(TypeError, match="takes a module, not a Tensor"):
         materialize_module(torch.ones(2))  # type: ignore[arg-type]

@@ -151,7 +151,7 @@ def test_an_order_that_the_data_decide() -> None:
 
     first, _ = _of_counts((8, 0))
     assert_drawn_alike(capture(run, (first,)), run, first)
-    with pytest.raises(UnsupportedProgramError, match=r"only the data tell it\n    at .*test_draws_by_data"):
+    with pytest.raises(UnsupportedProgramError, match=r"which is data-dependent\n    at .*test_draws_by_data"):
         capture(run, (_of_counts((1, 0))[0],))
 
 

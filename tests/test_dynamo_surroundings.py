@@ -361,5 +361,5 @@ def test_a_view_whose_data_are_replaced_and_written_is_refused() -> None:
         leaf = torch.arange(3.0, requires_grad=True)
         want, got = (torch.autograd.grad(call(leaf * 1).sum(), leaf)[0] for call in (_replaces_data, compiled))
         assert torch.equal(got, want)
-        with pytest.raises(Exception, match=r"`l_x_` other data by `\.data =`"):
+        with pytest.raises(Exception, match=r"the data of `l_x_` by `\.data =`"):
             compiled((torch.arange(12.0, requires_grad=True) * 1)[3:6])

@@ -133,7 +133,7 @@ def test_sizes_that_may_differ_and_no_longer_do_are_refused() -> None:
     dims = ({0: Dim("n")},)
     exported = capture(torch.sin, (torch.ones(4),), dynamic_shapes=dims).to_exported_program()
     row_by_row = {torch.ops.aten.sin.default: lambda x: torch.stack([row.cos() for row in x.unbind()])}
-    refused = "dimension 0 of `arg_0` may differ, and taken apart the program is right for 4 alone"
+    refused = "dimension 0 of `arg_0` is dynamic, but the decomposed program supports only 4"
     with pytest.raises(UnsupportedExportError, match=refused), sizes_stay_free(exported, "ONNX"):
         taken_apart(exported, row_by_row, "ONNX")
 
@@ -392,7 +392,7 @@ def test_what_the_first_call_makes_of_constants(source: str) -> None:
 def test_what_the_first_call_makes_with_gradients_is_refused() -> None:
     module = Positions("gradients")
     program = capture(module, (torch.randn(3, 4),))
-    with pytest.raises(UnsupportedExportError, match=r"(?s)the first call makes `table`.*try  call the program once"):
+    with pytest.raises(UnsupportedExportError, match=r"(?s)the first call creates `table`.*try  call the program once"):
         program.to_exported_program()
     program(torch.randn(3, 4))
     run = saved_and_loaded(program.to_exported_program()).module()

@@ -1139,7 +1139,7 @@ def test_an_input_that_goes_beyond_itself_among_other_changes_is_refused(changes
 
     program = capture(f, (given(torch.arange(9.0)),), on_guard_failure="recapture")
     x = given(torch.arange(9.0, requires_grad=True))
-    with pytest.raises(UnsupportedMutationError, match=r"goes beyond it(.|\n)*getattr\(x, name\)"):
+    with pytest.raises(UnsupportedMutationError, match=r"reads memory beyond(.|\n)*getattr\(x, name\)"):
         program(x)
     assert x.size() == (2, 1)
     assert torch.equal(program(given(torch.arange(9.0))), f(given(torch.arange(9.0))))
@@ -1222,5 +1222,5 @@ def test_a_leaf_that_is_a_view_of_what_changes_its_metadata_is_told_of() -> None
         x[0].fill_(1)
         (view * 3).sum().backward()
 
-    with pytest.raises(UnsupportedProgramError, match=r"gets new metadata(.|\n)*view \* 3"):
+    with pytest.raises(UnsupportedProgramError, match=r"changes its size, strides or memory(.|\n)*view \* 3"):
         capture(f, (torch.arange(2.0),))

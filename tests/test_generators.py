@@ -162,7 +162,7 @@ def test_seeds_that_are_set_before_anything_is_drawn(func: Program) -> None:
 
 
 def test_a_program_that_seeds_is_not_exported() -> None:
-    with pytest.raises(UnsupportedExportError, match="the program sets the seed of torch's generators to 4"):
+    with pytest.raises(UnsupportedExportError, match="the program sets the seed of torch generators to 4"):
         capture(seeds_alone, (torch.ones(3),)).to_exported_program()
 
 

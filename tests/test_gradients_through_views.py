@@ -154,7 +154,7 @@ def test_inference_tensors_are_no_others() -> None:
     plain = torch.ones(3)
     with torch.inference_mode():
         program = capture(f, (torch.ones(3),))
-        with pytest.raises(InputMismatchError, match="is no inference tensor, and was one"):
+        with pytest.raises(InputMismatchError, match="is not an inference tensor, and was one"):
             program(plain)
         with pytest.raises(InputMismatchError, match="is an inference tensor, and was none"):
             capture(f, (plain,))(torch.ones(3))

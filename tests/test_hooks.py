@@ -28,7 +28,7 @@ CHANGES = "the backward of the program changes"  # said when somebody asks for t
 WRITES = "the backward writes to a tensor that existed before"
 LEFT = "registers a hook .* and does not remove it"
 NODES = "refers to autograd nodes"
-ADDED_UP = "autograd's function that adds up those of `world.first.weight` has hooks"
+ADDED_UP = "autograd node that accumulates the gradient of `world.first.weight` has hooks"
 KEPT = "of class AccumulateGrad, was made by the program"
 
 

@@ -235,7 +235,7 @@ def test_arguments_that_are_written_as_one_tensor_have_one_value() -> None:
     state, one = program.initial_state, jnp.ones(2)
     with pytest.raises(InputMismatchError, match="`y` and the input `x` have other elements"):
         program(state, one, one * 2)
-    with pytest.raises(InputMismatchError, match="may differ, as the call is traced"):
+    with pytest.raises(InputMismatchError, match="may differ, because the call is traced"):
         jax.jit(program)(state, one, one)
     assert jax.jit(lambda x: program(state, x, x)[1].returned)(one).tolist() == [8, 8]
 
@@ -473,7 +473,7 @@ def test_calls_of_another_kind_are_refused() -> None:
         program({}, jnp.ones(2, jnp.float64), 3)
     with pytest.raises(InputMismatchError, match="`n` is 4"):
         program({}, jnp.ones(2), 4)
-    with pytest.raises(InputMismatchError, match="the state comes with more"):
+    with pytest.raises(InputMismatchError, match="the state is passed with more"):
         program({"more": jnp.ones(2)}, jnp.ones(2), 3)
 
 

@@ -68,14 +68,14 @@ def test_names_are_those_that_were_given() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "said"),
     [
-        ({"input_names": ["a", "b"]}, ValueError, "2 names, and the program has 1 there: x"),
-        ({"output_names": []}, ValueError, "0 names, and the program has 1 there: output_0"),
+        ({"input_names": ["a", "b"]}, ValueError, "2 names, but the program has 1: x"),
+        ({"output_names": []}, ValueError, "0 names, but the program has 1: output_0"),
         ({"output_names": ["x"]}, ValueError, "'x', which is an input"),
         ({"input_names": ["a"], "output_names": ["a"]}, ValueError, "are unique"),
         ({"input_names": ["a", "a"]}, ValueError, "'a' twice"),
         ({"input_names": "x"}, TypeError, "a list of names"),
-        ({"opset_version": 99}, ValueError, "20, as without the option"),
-        ({"opset_version": "18"}, ValueError, "20, as without the option"),
+        ({"opset_version": 99}, ValueError, "20, the default"),
+        ({"opset_version": "18"}, ValueError, "20, the default"),
         ({"custom_translation_table": {torch.ops.aten.exp: doubled}}, TypeError, "aten.exp.default"),
         ({"custom_translation_table": {torch.ops.aten.exp.default: [doubled]}}, TypeError, "one function"),
         ({"custom_translation_table": {torch.ops.aten.linear.default: doubled}}, ValueError, "is decomposed"),

@@ -296,13 +296,13 @@ def _beyond(entry: TracedInput) -> UnsupportedMutationError:
     )
 
 
-_OTHER_MEMORY = "it also gets other memory (`set_`, `.data =`), which a call cannot record in autograd"
+_OTHER_MEMORY = "it gets other memory (`set_`, `.data =`), which a call cannot record in autograd"
 _OTHER_SIZE = "autograd does not record the change, and computes a gradient of the size from before the call"
 
 
 def _new_metadata(entry: TracedInput, reshapes: Reshapes, why: str = _OTHER_MEMORY) -> UnsupportedMutationError:
     return UnsupportedMutationError(
-        f"`{entry.target or entry.name}`, which requires gradients, changes its size or strides",
+        f"`{entry.target or entry.name}`, which requires gradients, changes its size, strides or memory",
         why=why,
         hint="return the new tensor instead",
         at=reshapes.lines.get(id(entry.fake)),
