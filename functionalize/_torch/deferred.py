@@ -1,4 +1,4 @@
-"""Fake tensors whose construction is recorded: what is done to them at any time is heard of.
+"""Fake tensors whose construction is recorded: what is done to them at any time is intercepted.
 
 Invariant: no object of the user's is referred to weakly between two operations: torch would refuse to swap it.
 Limits: written against torch 2.13 and 2.15.

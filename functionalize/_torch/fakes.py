@@ -66,7 +66,7 @@ def has_fake_impl(op: Any) -> bool:
 
 
 def data_dependent() -> tuple[type[Exception], ...]:
-    """The errors that fake tensors raise because the data would decide."""
+    """The errors that fake tensors raise because the program branches on tensor values."""
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode  # here: loads sympy
 
     return DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode

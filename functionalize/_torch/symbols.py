@@ -62,7 +62,7 @@ def track_input(tracer: Any, tensor: torch.Tensor, node: Any) -> None:
 
 
 def asserted(environment: ShapeEnv) -> Iterator[Any]:
-    """What the trace took for granted of symbols that only the data tell, as expressions."""
+    """What the trace took for granted of data-dependent symbols, as expressions."""
     found = (one.expr for several in environment.deferred_runtime_asserts.values() for one in several)
     return iter(dict.fromkeys(found))
 

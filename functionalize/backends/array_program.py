@@ -116,7 +116,7 @@ class ArrayProgram:
         """The new state and what the program returns, from a state and arguments as the original's.
 
         Raises:
-            InputMismatchError: arguments are nested otherwise than those of the capture, or of other sizes.
+            InputMismatchError: arguments are nested differently from those of the capture, or of other sizes.
         """
         prepared = self.prepare(args, kwargs)
         return self.finished(state, prepared, self.run(state, prepared.inputs))
@@ -127,7 +127,7 @@ class ArrayProgram:
         """The new state and the outputs, of what :meth:`run` gave.
 
         Raises:
-            DataDependentError: the data decide otherwise than when the program was captured.
+            DataDependentError: the data take another branch than when the program was captured.
         """
         new, written, results = found
         self.check_decisions([results[one.output] for one in self.decided.asked])
@@ -231,7 +231,7 @@ class ArrayProgram:
         """The arrays of a call, checked against what the program was captured for.
 
         Raises:
-            InputMismatchError: they are nested otherwise, or of other sizes.
+            InputMismatchError: they are nested differently, or of other sizes.
         """
         arrays: list[tuple[torch.Tensor, Any]] = []  # each with a tensor that stands for it in the arguments
 

@@ -173,7 +173,7 @@ class _Compiled:
     """A Dynamo graph for one pattern of its inputs."""
 
     metadata: ProgramMetadata
-    modes_left: Mapping[str, Any]  # modes of torch that it leaves otherwise than it finds them
+    modes_left: Mapping[str, Any]  # modes of torch that it leaves changed
     computed: Callable[[Sequence[Any]], Computed]
 
     def __call__(self, inputs: Sequence[Any]) -> Any:

@@ -85,7 +85,7 @@ def scaled(op: Any, args: Any) -> bool:
 
 
 def refuse(op: Any, args: Any, at: str) -> NoReturn:
-    """Refuse an interpolation that cannot be spelt out."""
+    """Refuse an interpolation that cannot be decomposed."""
     scale = "a scale that differs from the quotient of the sizes"
     raise UnsupportedProgramError(
         f"{op} has {scale if scaled(op, args) else 'align_corners=True, with antialias=True'}",

@@ -1,7 +1,7 @@
 """Runs a mutation-free graph over a table of lowerings: node by node, on the arrays of whatever backend.
 
 Invariant: each tensor that a node gives has the dtype and the size that torch gives it, or an error says which node has
-not. Limits: sizes are integers when a graph is run: those of its inputs; a number that only the data tell may be
+not. Limits: sizes are integers when a graph is run: those of its inputs; a data-dependent number may be
 computed with, and is no size.
 """
 
@@ -95,7 +95,7 @@ class Interpreter:
     """A graph, ready to be run by a backend.
 
     Raises:
-        UnsupportedProgramError: it has operators without row or decomposition, or sizes that only the data tell; all
+        UnsupportedProgramError: it has operators without row or decomposition, or data-dependent sizes; all
             of them are in the one error, with the lines of the program.
     """
 

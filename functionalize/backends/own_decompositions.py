@@ -169,7 +169,7 @@ def geometric(x: Any, p: float, *, generator: Any = None) -> Any:
 
 
 def logaddexp(x: Any, other: Any) -> Any:
-    """Of complex numbers: torch's own has a constant that is no number, which its printer of graphs cannot write."""
+    """Of complex numbers: torch's own has a constant that is NaN, which its printer of graphs cannot write."""
     if not x.is_complex():
         return NotImplemented
     larger = torch.where(x.real >= other.real, x, other)
@@ -213,7 +213,7 @@ DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     **QUANTIZATION,
 }
 
-# Of these, what torch takes apart into something else, and for autograd before any table is asked; and what is
+# Of these, what torch decomposes into something else, and for autograd before any table is asked; and what is
 # differentiated, which it cannot do where it takes programs apart.
 DIFFERING = DIFFERENTIATED | {
     aten.multilabel_margin_loss_forward.default,

@@ -31,7 +31,7 @@ class _Place(NamedTuple):
 
 @contextlib.contextmanager
 def code_put_back(settings: Settings) -> Iterator[None]:
-    """Around a program's run, in which stand-ins are where tensors were.
+    """Around a program's run, in which substitutes are where tensors were.
 
     Raises:
         UnsupportedProgramError: the program changed code.

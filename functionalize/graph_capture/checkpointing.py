@@ -179,7 +179,7 @@ class _Values:
         """``root``: what the graph's attributes are found on."""
         self._root = root
         self._first, self._by_text = dict[Node, Node](), dict[str, Node]()
-        self._constants = dict[Node, str]()  # of nodes that copy a constant, which each run makes anew
+        self._constants = dict[Node, str]()  # of nodes that copy a constant, which each run makes again
         self._looked: Node | None = None  # the last node that was looked at
 
     def note(self, node: Node) -> None:

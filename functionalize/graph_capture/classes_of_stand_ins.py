@@ -2,7 +2,7 @@
 
 Invariant: code that is none of the program's is told what it was told before. Limits: ``isinstance`` that code of the
 program calls by name, ``type`` and ``id`` in functions that a capture follows; ``x.__class__`` and class patterns of
-``match`` see the stand-in.
+``match`` see the substitute.
 """
 
 from __future__ import annotations

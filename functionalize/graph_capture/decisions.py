@@ -35,7 +35,7 @@ class Taken:
 
 
 class Decider:
-    """Answers what a trace asks of symbols that only the data tell."""
+    """Answers what a trace asks of data-dependent symbols."""
 
     def __init__(
         self,

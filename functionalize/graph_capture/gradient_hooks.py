@@ -1,6 +1,6 @@
 """Hooks on gradients that the state of a program has: run where it takes gradients, and not where its caller does.
 
-The stand-in of a tensor has the hooks of the tensor, in the same dict, so that handles remove them there. What such a
+The substitute of a tensor has the hooks of the tensor, in the same dict, so that handles remove them there. What such a
 hook reaches is state, which is looked for only where a program takes gradients: others leave all that to the calls,
 whose gradients arrive at the tensors themselves.
 
@@ -29,7 +29,7 @@ from functionalize.transform.autograd_notes import Questions
 
 
 def lend(inputs: Iterable[TracedInput]) -> None:
-    """Give the stand-ins of state the hooks of what they stand for.
+    """Give the substitutes of state the hooks of what they stand for.
 
     Raises:
         UnsupportedProgramError: one could not run there.
@@ -46,7 +46,7 @@ def lend(inputs: Iterable[TracedInput]) -> None:
 def apart(inputs: Sequence[TracedInput], asked: Questions) -> Iterator[None]:
     """Where gradients are taken that the program does not take itself: ``asked`` does not hear of them.
 
-    The hooks that stand-ins share with what they stand for do not run: they will when a call is differentiated.
+    The hooks that substitutes share with what they stand for do not run: they will when a call is differentiated.
     """
     shared = [(hooks, dict(hooks)) for entry in inputs for hooks in _shared(entry)]
     for hooks, _ in shared:
@@ -107,7 +107,7 @@ def check_hooks(inputs: Sequence[TracedInput], asked: Mapping[tuple[int, str], L
 
 
 def _shared(entry: TracedInput) -> list[dict[int, Any]]:
-    """The dicts of hooks that a stand-in has of what it stands for."""
+    """The dicts of hooks that a substitute has of what it stands for."""
     if entry.fake is None or not isinstance(entry.value, torch.Tensor) or not has_gradient_hooks(entry.fake):
         return []
     own = set(map(id, gradient_hooks(entry.value)))
@@ -115,7 +115,7 @@ def _shared(entry: TracedInput) -> list[dict[int, Any]]:
 
 
 def _refuse_nodes(hook: Callable[..., Any], label: str) -> None:
-    """Raise if a hook refers to functions of autograd: those of stand-ins are others."""
+    """Raise if a hook refers to functions of autograd: those of substitutes are others."""
     function = inspect.unwrap(hook)
     for cell in getattr(function, "__closure__", None) or ():
         value = cell_content(cell)

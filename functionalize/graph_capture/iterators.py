@@ -24,7 +24,7 @@ from functionalize.runtime.undoing import to_the_end
 
 def is_iterator(value: Any) -> bool:
     """Whether a value, of a class that is not walked, knows by itself what comes next."""
-    kind = type(value)  # other stand-ins are not asked for their class
+    kind = type(value)  # other substitutes are not asked for their class
     if kind in weakref.ProxyTypes:  # which have the methods of all objects
         return False
     return issubclass(kind, Iterator) and not is_entered(kind) and not hasattr(kind, "write")

@@ -136,7 +136,7 @@ class JointTracer:
         }
 
     def asserted(self) -> list[Any]:
-        """What was taken for granted of symbols that only the data tell."""
+        """What was taken for granted of data-dependent symbols."""
         environment = self._fake_mode.shape_env
         if environment is None or not environment.deferred_runtime_asserts:
             return []

@@ -1,6 +1,6 @@
-"""The objects that a program returns or leaves: which of them a call has to make anew, and how.
+"""The objects that a program returns or leaves: which of them a call has to make again, and how.
 
-A call makes anew what holds a tensor or a number of the program's, and what nobody but the program's results and the
+A call makes again what holds a tensor or a number of the program's, and what nobody but the program's results and the
 objects that it changed refers to: that, the program made. Any other object was there before, or is kept elsewhere
 (by a cache, say), and is given as it is. Who refers to whom is asked of the garbage collector.
 
@@ -69,7 +69,7 @@ class ObjectGraph:
         self.texts: Texts | None = None  # that the program keeps in logs
 
     def look(self, known: Mapping[int, tuple[int, int]], stand_ins: Collection[int], roots: Roots) -> None:
-        """Find out what is to be made anew.
+        """Find out what is to be made again.
 
         ``known``: by identity, objects that were walked before the program ran: of which walk, which one.
         ``stand_ins``: the identities of tensors that stand for those of the program's state, where these are.
@@ -107,15 +107,15 @@ class ObjectGraph:
             return [value], LEAF
 
     def reference(self, leaf: Any) -> Any:
-        """What stands for a leaf of a pytree among what the graph gives: for an object that is made anew nothing."""
+        """What stands for a leaf of a pytree among what the graph gives: for an object that is made again nothing."""
         if isinstance(leaf, torch.Tensor):
             return TensorRef(self.number(leaf))
-        if not isinstance(leaf, Node):  # which is made anew, and so refused by its path
+        if not isinstance(leaf, Node):  # which is made again, and so refused by its path
             self._refuse_part(leaf, "the result")
         return of_python(leaf) if isinstance(leaf, SYMBOLS) or not self._is_anew(leaf) else None
 
     def is_tree(self, value: Any) -> bool:
-        """Whether pytree makes it anew as it is: containers, each once, of tensors and plain values."""
+        """Whether pytree makes it again as it is: containers, each once, of tensors and plain values."""
         met: set[int] = set()
         return self._is_tree(value, met)
 
@@ -198,7 +198,7 @@ class ObjectGraph:
         return self._anew.get(id(value), self._looked and not (_is_whole(value) or _is_old_class(value)))
 
     def _is_of_capture(self, value: Any) -> bool:
-        """Whether what a program found is another thing in a call: made of stand-ins, or of objects of its state."""
+        """Whether what a program found is another thing in a call: made of substitutes, or of objects of its state."""
         value = key_behind(value)
         if isinstance(value, (tuple, list, frozenset)) and id(value) not in self._known:
             return any(map(self._is_of_capture, value))
@@ -318,7 +318,7 @@ class _References:
         """The nodes from which something of the program's can be reached, each with what leads there.
 
         What is ``held`` had state and arguments before: what is in the places of these now leaves with the capture. Not
-        so tuples: one that holds a stand-in was made for the capture, and one that holds an object of the program's
+        so tuples: one that holds a substitute was made for the capture, and one that holds an object of the program's
         state is another one where that object is.
         """
         sources = defaultdict(list)

@@ -229,7 +229,7 @@ class OutputAnalysis:
 
 
 def _leaf(handle: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor] | None:
-    """What makes a leaf, a parameter or a buffer like one that the program made; None where it is none of these."""
+    """What makes a leaf, a parameter or a buffer like one that the program made; None where it is not one of these."""
     if not _is_leaf(handle):
         return None
     if isinstance(handle, torch.nn.Parameter):

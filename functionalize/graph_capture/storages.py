@@ -1,6 +1,6 @@
 """What a program does to storages past tensors and operators: no mode sees it, and no call could do the same.
 
-Invariant: what is resized by operators (`resize_`, an `out=`) is none of this. Limits: that a storage has another size
+Invariant: this is not about operators that resize (`resize_`, an `out=`). Limits: that a storage has another size
 when the program ends than when it began, where sizes are no symbols; what else is asked of storages raises by itself,
 as fake ones have no bytes.
 """

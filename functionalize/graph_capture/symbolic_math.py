@@ -1,7 +1,7 @@
 """Functions of ``math`` on data-dependent numbers give symbols, as operators do; so do ``min`` and ``max``.
 
 Invariant: for numbers that are none of a trace's they do what they did, in every thread. Limits: functions of floats
-that give floats or truths, by the name of their module; others ask for the value of a symbol.
+that give floats or bools, by the name of their module; others ask for the value of a symbol.
 """
 
 from __future__ import annotations

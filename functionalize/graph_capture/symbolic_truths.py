@@ -1,9 +1,9 @@
-"""Comparisons of numbers that the data tell, as numbers: in arithmetic a truth is zero or one, as Python's are.
+"""Comparisons of data-dependent numbers, as numbers: in arithmetic a bool is zero or one, as Python's are.
 
-Invariant: arithmetic on a truth of the data gives a symbol and decides nothing; where Python needs its number (an index
-of a list, ``float``), where it divides or is an exponent, and beside what is no number of Python's or torch's, the data
-decide. Limits: truths of sizes are guards, as everywhere. Torch's own functions are given no number for a truth: some
-do another thing then.
+Invariant: arithmetic on a data-dependent bool gives a symbol and is no branch on its value. Where Python needs its
+number (an index of a list, ``float``), where it divides or is an exponent, and beside other types than numbers, the
+program branches on it. Limits: bools of sizes are guards, as everywhere. Torch's own functions get no number for a
+bool: some do another thing then.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _NUMBERS = (int, float, *SYMBOLS)
 
 @contextlib.contextmanager
 def truths_as_numbers(tracer: Any) -> Iterator[None]:
-    """Have truths of the data be numbers where Python's are."""
+    """Have data-dependent bools be numbers where Python's are."""
 
     def number_of(value: Any) -> Any:
         if type(value) is bool:
@@ -98,7 +98,7 @@ def _methods_of_truths(number_of: Callable[[Any], Any]) -> dict[str, Any]:
 
 
 def _value_of(value: Any) -> Any:
-    """A truth as the number that it is in a call, which the data decide."""
+    """A bool as the number that it is in a call, which is a branch on its value."""
     return int(bool(value)) if isinstance(value, (bool, torch.SymBool)) else value
 
 
@@ -119,7 +119,7 @@ def _unary(operation: Callable[..., Any], number_of: Callable[[Any], Any]) -> An
 def _binary(
     operation: Callable[..., Any], number_of: Callable[[Any], Any], of_truths: Callable[..., Any] | None = None
 ) -> Any:
-    """An operation of a truth and something else; ``of_truths``: that of two truths, where it gives one."""
+    """An operation of a bool and something else; ``of_truths``: that of two bools, where it gives one."""
 
     def called(truth: torch.SymBool, other: Any, *modulus: Any) -> Any:
         if modulus:
@@ -136,10 +136,10 @@ def _binary(
 
 
 def _differ(truth: Any, other: Any) -> Any:
-    """Whether one of two truths holds, and not both."""
+    """Whether one of two bools holds, and not both."""
     return (truth | other) & torch.sym_not(truth & other)
 
 
 def _beside_truths(method: Any, number_of: Callable[[Any], Any]) -> Any:
-    """An operation of a number, beside a truth: torch has no such arithmetic of all of them."""
+    """An operation of a number, beside a bool: torch has no such arithmetic of all of them."""
     return lambda number, other: method(number, number_of(other))

@@ -84,7 +84,7 @@ class TensorAttributes:
         return {(numbers[key], name) for key, name in self._asked if key in numbers}
 
     def identity(self, value: Any) -> int:
-        """``id`` of a value, of a stand-in that of the original."""
+        """``id`` of a value, of a substitute that of the original."""
         entry = self._of.get(id(value))
         if entry is None:
             return id(value)

@@ -1,6 +1,6 @@
 """Random numbers of Python and NumPy that a program draws, and does not look at: layers that drop out in training.
 
-While a program runs, functions that draw give a stand-in for their number, which notes whether anybody looks at it.
+While a program runs, functions that draw give a substitute for their number, which notes whether anybody looks at it.
 Numbers that nobody has looked at decide nothing: a call draws as many, so that the generators go on as in eager.
 
 Invariant: a number that is looked at, or kept, is refused as before. Limits: single numbers, by functions that the
@@ -95,7 +95,7 @@ class UnreadDraws:
         self._is_read = True
 
     def note_error(self, error: Exception) -> bool:
-        """Whether an error is that of a function which looks at a stand-in, and wants a number."""
+        """Whether an error is that of a function which looks at a substitute, and wants a number."""
         named = _Unread.__name__ in str(error)
         self._is_read |= named
         return named or (self._is_read and isinstance(error, TypeError))

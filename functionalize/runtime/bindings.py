@@ -1,7 +1,7 @@
 """Operators by torch's own Python functions, which read their arguments in less time than what calls any operator does.
 
 Which function it is that calls an operator is not written down anywhere. So it is tried: each that has the operator's
-name is called with stand-ins, and taken where it comes to that very operator, with those very arguments.
+name is called with substitutes, and taken where it comes to that very operator, with those very arguments.
 
 Invariant: what is bound calls the operators that the graph names. Limits: torch's functions ask function modes and
 subclasses first, so there are to be none; operators that give lists keep their own way.

@@ -1,7 +1,7 @@
 """A captured program: its graph, the account of its writes, and a call that does what the original does.
 
 Invariant: a program holds neither its example inputs nor what traced it. Limits: calls of another kind than the
-guards say are refused, or captured anew.
+guards say are refused, or captured again.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ class CapturedProgram(Exports):
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Compute, write back, and return what the original does.
 
-        Other grad modes, and other inputs that require gradients, are captured anew, and the result is kept; so is
+        Other grad modes, and other inputs that require gradients, are captured again, and the result is kept; so is
         Python state that leaves the graph as it is. What else differs is refused, or captured with
         ``on_guard_failure="recapture"``. While another program is captured, this one is its original.
 
@@ -250,7 +250,7 @@ class CapturedProgram(Exports):
         return found
 
     def _run_another(self, chosen: Specialization, answers: Answers, arguments: CallArguments) -> Any:
-        """What a call comes to whose data decide otherwise than those that a program was captured for."""
+        """The result of a call that takes another branch than the captured programs."""
         tried, known_answers = [chosen], {chosen.kind: answers}  # those of one kind say nothing of another one's
         while True:
             with CAPTURING:
@@ -281,7 +281,7 @@ class CapturedProgram(Exports):
         return type(answers[-1]) is float and sum(one.kind is kind for one in self._specializations) >= self._cache_size
 
     def _as_written(self, arguments: CallArguments) -> Any:
-        """What the original does, which hands floats of its data to code that takes Python's numbers alone."""
+        """The original's result: the program passes data-dependent floats to code that takes only Python numbers."""
         warnings.warn(
             "the program passes data-dependent floats to code that takes only Python numbers, in more than "
             f"{self._cache_size} calls\n"

@@ -1,6 +1,6 @@
 """What a call of a program with decisions does before it writes: it finds out whether the data decide as captured.
 
-Invariant: a call that decides otherwise has changed nothing, and has drawn no random numbers.
+Invariant: a call that takes another branch has changed nothing, and has drawn no random numbers.
 """
 
 from __future__ import annotations

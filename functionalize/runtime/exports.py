@@ -89,7 +89,7 @@ class Exports:
         """The program by the operators of the core ATen set alone, as :meth:`to_exported_program` has it.
 
         Views are view operators there: the set has none that copy them. Beside the set stand assertions, and what torch
-        cannot take apart: docs/backends.md has a list.
+        cannot decompose: docs/how-to/export-torch.md has a list.
 
         Args:
             explicit_state: as of :meth:`to_exported_program`.

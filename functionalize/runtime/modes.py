@@ -19,7 +19,7 @@ from functionalize._torch.dispatch import function_modes
 
 @dataclass(frozen=True)
 class Mode:
-    """How a mode is read; how it is set, where a program may leave it otherwise than it found it."""
+    """How a mode is read; how it is set, where a program may leave it changed."""
 
     read: Callable[[], Any]
     write: Callable[[Any], object] | None = None

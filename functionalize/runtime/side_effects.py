@@ -87,7 +87,7 @@ class Before:
 
 @dataclass(frozen=True)
 class SideEffect:
-    """Entries of one container that a program leaves otherwise than it found them."""
+    """Entries of one container that a program leaves changed."""
 
     state: int
     container: int  # its number on the walk
@@ -253,7 +253,7 @@ class SideEffectRecorder:
         if id(value) not in known:
             held = {id(one): _Held(*known[id(one)], type(one)) for one in _leaves([value]) if id(one) in known}
             content = frozen(value, dict(held))
-            shown = content if isinstance(value, tuple) else value  # a tuple may hold stand-ins
+            shown = content if isinstance(value, tuple) else value  # a tuple may hold substitutes
             return Before(shown, content, tuple(held.values()))
         contents = [state.content(container) for container in map(itemgetter(0), containers_of(value))]
         items = _leaves(item for content in contents if content is not None for item in _items(content))

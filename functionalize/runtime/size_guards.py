@@ -41,7 +41,7 @@ class SizeGuards:
         return frozenset(self._layouts)
 
     def narrowed(self, environment: Any) -> SizeGuards:
-        """These, and what a trace has taken for granted since: to spell out an operator asks of sizes."""
+        """These, and what a trace has taken for granted since: decomposing an operator asks of sizes."""
         from functionalize._torch.symbols import guards  # here: loads sympy
 
         return SizeGuards(self._layouts, self._labels, guards(environment), environment.var_to_range)

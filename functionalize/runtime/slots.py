@@ -1,7 +1,7 @@
 """Where values sit: an entry of a container, and steps into the tuples that it may hold; numbers among them.
 
-Invariant: a place is read and written as the program would. Limits: a tuple that is written is made anew, by no code of
-its class; its attributes are those of the other one, in one dict.
+Invariant: a place is read and written as the program would. Limits: a written tuple is made again, by no code of its
+class; its attributes are those of the other one, in one dict.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ _NUMBERS = itertools.count()  # of specializations, as they are made
 Recapture = Callable[..., "Capture"]
 
 
-_VIEWING = 8  # how many are kept for calls whose inputs are views of tensors that lie otherwise; the oldest goes
+_VIEWING = 8  # how many are kept for calls whose inputs are views of tensors that have other strides; the oldest goes
 _CHANGES = (
     "the program changes Python state\n"
     "    why  it runs again for its second derivative, and would find other state than in the first run\n"
@@ -91,7 +91,7 @@ class Capture:
     guards: Guards
     state: StateWalk
     convention: CallingConvention
-    modes_left: Mapping[str, Any]  # modes that the program leaves otherwise than it found them
+    modes_left: Mapping[str, Any]  # modes that the program leaves changed
     tree: CallTree  # of the arguments
     seed: Seed | None  # what the program sets torch's generators to
     original: Callable[..., Any]  # the program itself
@@ -194,7 +194,7 @@ class Specialization:
         return later
 
     def checked(self, arguments: CallArguments) -> list[Any] | InputMismatchError:
-        """The inputs for a call, or why it is none of this program's."""
+        """The inputs for a call, or why it is not one of this program's."""
         try:
             inputs, followed = self._replaced.check(arguments)
         except InputMismatchError as error:
@@ -214,7 +214,7 @@ class Specialization:
         """Compute, write back, and return what the original does.
 
         Raises:
-            Diverged: the data decide otherwise; nothing has changed.
+            Diverged: the data take another branch; nothing has changed.
         """
         if isinstance(self._joint, OverlappingInputsError):
             known, inputs = self._with_views(arguments)

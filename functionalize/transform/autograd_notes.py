@@ -202,7 +202,7 @@ class AutogradNotes:
         self.unused: set[int] = set()  # by identity, tensors that the program has asked nothing so far
         self.hides_writes: bool | None = None  # whether autograd missed some; None: nobody asks
         self.readdressed: set[int] = set()  # storages of `as_strided` views that autograd may look for elsewhere
-        self.finds_beyond = False  # whether autograd may find such a part anew, outside of the tensor it was taken of
+        self.finds_beyond = False  # whether autograd may find such a part again, outside of the tensor it was taken of
         self.pieces: set[int] = set()  # by identity, tensors of which several views were made at once
         self.reshapes = Reshapes()
         # Tensors of no trace that were written, with their versions before; None: all may be such, and nobody asks.
@@ -334,7 +334,7 @@ class AutogradNotes:
         return self.reshapes.untold(given)
 
     def goes_beyond(self) -> UnsupportedMutationError:
-        """The error of a part that autograd may find anew, outside of the tensor that it was taken of."""
+        """The error of a part that autograd may find again, outside of the tensor that it was taken of."""
         return UnsupportedMutationError(
             "`as_strided` reads memory beyond a tensor that requires gradients; later the memory is written, or "
             "metadata change in place (t_, squeeze_, ...)",

@@ -68,7 +68,7 @@ class _Sharing:
     reason: str
     held: torch.Tensor  # itself, so that its storage is not another's
     other: weakref.ref[torch.Tensor] | None  # what shares its memory
-    ones: Sequence[Any] = ()  # sizes that the data tell: it shares it where one of them is one
+    ones: Sequence[Any] = ()  # data-dependent sizes: it shares it where one of them is one
 
 
 class FunctionalizationContext:

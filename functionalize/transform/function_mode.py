@@ -184,7 +184,7 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
                 asked.add_behind(LEAF, [tensor])
 
     def _reshape(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Copy, or say how a tensor lies: torch takes no size that the data tell for one, which can lie in any way."""
+        """Copy, or say how a tensor lies: torch takes no data-dependent size for one, which can lie in any way."""
         source = args[0] if args else kwargs.get("input", kwargs.get("self"))
         out = func(*args, **kwargs)
         if _is_plain(source) and isinstance(out, torch.Tensor):
@@ -269,7 +269,7 @@ def _has_number(args: Any, kwargs: Any) -> bool:
 
 
 def _known(arguments: Any) -> Any:
-    """Arguments with the values of truths that only the data tell, of which most functions take none."""
+    """Arguments with the values of data-dependent bools, of which most functions take none."""
     if isinstance(arguments, dict):
         return {name: bool(one) if isinstance(one, torch.SymBool) else one for name, one in arguments.items()}
     return tuple(bool(one) if isinstance(one, torch.SymBool) else one for one in arguments)

@@ -1,7 +1,7 @@
 """Views of which autograd, on fake tensors, would make something else than eager.
 
-When the memory of a view changes, or its metadata or those of what it is a view of, autograd finds out anew how it lies
-in that: of tensors with data by their place, of fake ones by the steps that once led to the view. Where these lead
+When the memory of a view changes, or its metadata or those of what it is a view of, autograd finds its place
+again: of tensors with data by their place, of fake ones by the steps that once led to the view. Where these lead
 elsewhere now, gradients through the view would be wrong.
 
 Invariant: a view is refused when it is used, not before: its metadata may come back to what they were.

@@ -61,7 +61,7 @@ def mutate(call: WritingCall) -> Any:
 def _computed(call: WritingCall, variant: Call) -> Any:
     """The functional variant's results, or None where it raises in direct use.
 
-    Some variants know no sizes that only the data tell, where the op does.
+    Some variants know no data-dependent sizes, where the op does.
     """
     try:
         ordered = random_ops.compute(call.context, *variant, writes=True) if call.row.random else None
@@ -232,7 +232,7 @@ def _copy(call: WritingCall) -> bool:
     if not (is_plain_strided(target) and is_plain_strided(source)):
         return _copy_sparse(call)
     if unbacked((*target.size(), *source.size())) and not same(source.size(), target.size()):
-        return False  # the functional variant knows how to broadcast to sizes that only the data tell
+        return False  # the functional variant knows how to broadcast to data-dependent sizes
     execute, value = context.executor.call, context.value(source)
     other = differ(source.size(), target.size())
     if other:

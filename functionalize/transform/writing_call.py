@@ -150,7 +150,7 @@ class WritingCall:
 
     @cached_property
     def _resizes_by_data(self) -> bool:
-        """Whether an `out=` has a size that only the data tell: kernels that would resize it ask for numbers."""
+        """Whether an `out=` has a data-dependent size: kernels that would resize it ask for numbers."""
         sizes = [size for target in tensor_leaves(self.targets, {}) for size in target.size()]
         return self.row.kind is Kind.OUT and unbacked(sizes)
 

@@ -47,7 +47,7 @@ class Rebinding:
 
 
 class StandIns:
-    """A maker of what a call leaves and returns, with stand-ins for tensors and numbers."""
+    """A maker of what a call leaves and returns, with substitutes for tensors and numbers."""
 
     def __init__(self, call: ExampleCall) -> None:
         metadata = call.program.metadata

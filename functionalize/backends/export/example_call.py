@@ -62,7 +62,7 @@ class ExampleCall:
 
     @functools.cached_property
     def containers_of_caller(self) -> set[int]:
-        """The identities of the containers that each call gets anew: those of arguments which are not bound."""
+        """The identities of the containers that each call gets new: those of arguments which are not bound."""
         bound = StateWalk()
         for leaf in self.leaves:
             bound.walk([leaf], 0, "")

@@ -1,7 +1,7 @@
 """Whether a program of later calls, begun with zeros, does in its first call what the program of the first call does.
 
 Both are run once as they were captured, on arguments of random numbers, and compared in all that they give and leave:
-what is exported may round otherwise than they do, but they round alike.
+what is exported may round differently, but they round alike.
 
 Invariant: no state of the program's is touched. Limits: what is equal for these numbers is taken to be equal.
 """

@@ -266,10 +266,10 @@ class ExportGraph:
         kept = any(entry.kind.name == "PARAMETER" or entry.gradient_of is not None for entry in written)
         return bool(self._metadata.gradients) or kept
 
-    # What the data decide
+    # Branches on tensor values
 
     def _decide(self) -> None:
-        """Assert what the program decided by its data."""
+        """Assert the branches on tensor values that the program took."""
         for decision in self._metadata.graph.of_forward:
             value = self._results[decision.output]
             if not isinstance(value, Node):

@@ -1,7 +1,7 @@
 """A captured program as a pure function of JAX arrays: jitted, differentiated, mapped as any other.
 
 Invariant: the function has no effect; what is donated are the arrays that the program overwrites, and no others; what
-it returns is none of these.
+it returns is not one of these.
 Limits: 64 bits inside of ``jax.jit``, ``grad`` and ``vmap`` are there if JAX has them on.
 """
 

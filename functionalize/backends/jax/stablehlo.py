@@ -223,7 +223,7 @@ class StableHloProgram:
         """What the program gives for arrays; a pair with the written arguments where it writes to some.
 
         Raises:
-            InputMismatchError: the arguments are nested otherwise than those of the capture, or of other shapes or
+            InputMismatchError: the arguments are nested differently from those of the capture, or of other shapes or
                 dtypes.
         """
         self._check(args, kwargs)

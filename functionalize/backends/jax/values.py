@@ -212,7 +212,7 @@ def _cut_off(x: Any, dtype: np.dtype[Any]) -> Any:
     """Floats as integers, as eager's kernels on a CPU have them.
 
     They are cut off to 32 or 64 bits, of which narrower integers keep the last ones. What does not fit there, and what
-    is no number, is the least of these integers. (Of `uint32` eager has several, by how it comes to the number.)
+    is NaN, is the least of these integers. (Of `uint32` eager has several, by how it comes to the number.)
     """
     x = x.astype(np.float32) if x.dtype.itemsize == 2 else x
     wide = dtype.itemsize == 8 or (dtype == np.uint8 and x.dtype == np.float64)

@@ -111,8 +111,8 @@ class OnnxProgram:
         """Compute, keep the new state, write what the original writes to its arguments, return what it returns.
 
         Raises:
-            InputMismatchError: the arguments are nested otherwise, or have other dtypes or sizes.
-            DataDependentError: the data decide otherwise than when the program was captured.
+            InputMismatchError: the arguments are nested differently, or have other dtypes or sizes.
+            DataDependentError: the data take another branch than when the program was captured.
         """
         leaves = self._leaves(args, kwargs)
         with self._lock:

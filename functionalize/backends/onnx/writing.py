@@ -129,7 +129,7 @@ def _shared(exported: ExportedProgram, names: Mapping[str, str]) -> list[Any]:
 
 
 def _refuse_other_sizes(program: ExportedProgram, rewritten: ExportedProgram) -> None:
-    """Hold what was taken apart to what it was made of: a row that is wrong must not go unnoticed."""
+    """Hold what was decomposed to what it was made of: a row that is wrong must not go unnoticed."""
     for one, other in zip(*(_results(some) for some in (program, rewritten)), strict=True):
         looks = [node.meta["val"] for node in (one, other)]
         if not isinstance(looks[0], torch.Tensor):

@@ -47,7 +47,7 @@ def _shown(base: Any, size: Any, stride: Any, offset: Any) -> Any:
 
 @rewrite(aten.squeeze.dims)
 def squeeze(x: Any, dims: Any) -> Any:
-    """One by one: torch's primitive is spelt out by this operator again."""
+    """One by one: torch's primitive decomposes into this operator again."""
     for dim in sorted((dim % max(x.dim(), 1) for dim in dims), reverse=True):
         x = aten.squeeze.dim(x, dim)
     return x

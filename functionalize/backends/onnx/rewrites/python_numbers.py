@@ -1,4 +1,4 @@
-"""What Python computes with whole numbers that only the data tell, as ONNX's own operators.
+"""What Python computes with data-dependent integers, as ONNX's own operators.
 
 Invariant: as Python's, as long as 64 bits hold the numbers: divisions go to the lower one, powers are exact. Limits:
 shifts by numbers that are known.
