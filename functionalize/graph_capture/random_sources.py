@@ -6,8 +6,8 @@ written, would be done once, by the capture.
 Nothing is drawn while a program runs on fake tensors, so a state that is read and set again would leave no trace. What
 functions of `torch.random` do to the default generator is therefore intercepted, in the thread that captures: a seed
 that is set before anything is drawn is set by each call, before it runs the graph, and taken back where the program
-takes it back (:mod:`.default_generator`). A generator of the program's own goes on at each node that draws from it, as in eager:
-who finds it in another state has set it.
+takes it back (:mod:`.default_generator`). A generator of the program's own goes on at each node that draws from it, as
+in eager: who finds it in another state has set it.
 
 One that the program makes is made by each run of the graph, in the state in which the program first drew from it.
 

@@ -41,7 +41,7 @@ class SizeGuards:
         return frozenset(self._layouts)
 
     def narrowed(self, environment: Any) -> SizeGuards:
-        """These, and what a trace has taken for granted since: decomposing an operator asks of sizes."""
+        """These, and what a trace has taken for granted since: to spell out an operator asks of sizes."""
         from functionalize._torch.symbols import guards  # here: loads sympy
 
         return SizeGuards(self._layouts, self._labels, guards(environment), environment.var_to_range)
@@ -124,8 +124,8 @@ class SizeGuards:
             if holds in (False,) or str(holds) == "False":
                 said = ", ".join(f"{symbol} = {number}" for symbol, number in known.items())
                 raise InputMismatchError(
-                    f"the program was captured for sizes with {condition}, and this call has {said}",
-                    hint="pass sizes that satisfy this condition, or capture again",
+                    f"the program was captured for sizes with {condition}, and here {said}",
+                    hint="pass sizes for which that holds, or capture again",
                 )
 
     def _meet(self, known: dict[Any, int], size: Any, actual: int, label: str) -> None:
@@ -136,10 +136,7 @@ class SizeGuards:
             if bounds is not None and not bounds.lower <= actual <= bounds.upper:
                 raise InputMismatchError(
                     f"{label} is {actual}, and the program was captured for {bounds.lower} to {bounds.upper}",
-                    hint=(
-                        "pass a size in that range, or capture again (a program is captured separately for sizes 0 "
-                        "and 1)"
-                    ),
+                    hint="pass a size in that range, or capture again (sizes 0 and 1 are programs of their own)",
                 )
         elif type(size) is not int:
             value = size.xreplace(known)
