@@ -55,11 +55,14 @@ DIALECT = {
     r"made real": "materialized",
 }
 _PATTERNS = {re.compile(rf"\b(?:{phrase})\b", re.IGNORECASE): say for phrase, say in DIALECT.items()}
+_ANY = re.compile("|".join(pattern.pattern for pattern in _PATTERNS), re.IGNORECASE)
 
 
 def dialect_in(text: str) -> list[str]:
     """The phrases of the table in a text, each with what to say."""
     plain = " ".join(text.split())
+    if not _ANY.search(plain):
+        return []
     return [
         f"{plain[max(0, found.start() - 30) : found.end() + 30]!r}: say {say}"
         for pattern, say in _PATTERNS.items()
@@ -83,9 +86,10 @@ def docstrings(module: str) -> Iterator[tuple[str, str]]:
         if not str(getattr(value, "__module__", "")).startswith("functionalize"):
             continue
         yield name, inspect.getdoc(value) or ""
-        for method, member in vars(value).items() if isinstance(value, type) else ():
-            if not method.startswith("_"):
-                yield f"{name}.{method}", _doc(member)
+        for kind in value.__mro__ if isinstance(value, type) else ():
+            for method, member in vars(kind).items() if kind.__module__.startswith("functionalize") else ():
+                if not method.startswith("_"):
+                    yield f"{name}.{method}", _doc(member)
 
 
 def _doc(member: Any) -> str:
