@@ -154,9 +154,14 @@ def format_of(to: str | None, output: Path) -> str | None:
     elif by_suffix is not None and not output.is_dir():
         advice = f"--to folder contradicts {output}, the name of a file: name a folder, {output.with_suffix('')}"
     elif output.is_file():
-        advice = f"{output} is a file, which ends in none of {suffixes}: name a folder, or a file that ends so"
+        advice = (
+            f"{output} is a file with another ending than {suffixes}: name a folder, or a file with one of these "
+            "endings"
+        )
     elif to is None and output.suffix and not output.is_dir():
-        advice = f"{output} ends in none of {suffixes}: name a file that does, or say --to folder"
+        advice = (
+            f"{output} has another ending than {suffixes}: name a file with one of these endings, or pass --to folder"
+        )
     if advice is not None:
         raise click.UsageError(advice)
     return form

@@ -39,7 +39,7 @@ def find(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise  # the module is there, what it imports is not
-        message = f"there is no module {error.name!r}: neither in the current directory nor installed"
+        message = f"no module {error.name!r} in the current directory or installed"
         raise TargetError(message) from error
     for step in path.split("."):
         if not hasattr(found, step):

@@ -166,8 +166,8 @@ def _check_constant(name: str, value: Any, spec: Any) -> None:
     if not fits:
         raise ValueError(
             f"dynamic_shapes has {spec!r} for {name!r}, which is the number {value!r}\n"
-            "    why  a number among the arguments is a constant of the program: each value needs a program of its "
-            "own\n"
+            "    why  a number among the arguments is a constant of the program: each value needs a separate "
+            "program\n"
             '    try  Dim.AUTO or None; on_guard_failure="recapture" for calls with other numbers; or a tensor '
             "instead of the number"
         )

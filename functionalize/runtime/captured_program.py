@@ -46,7 +46,7 @@ from functionalize.runtime.specialization import Capture, Recapture, Specializat
 from functionalize.runtime.variants import Variant, agreeing, too_many, undecided
 
 _IN_TRANSFORM = (
-    "a captured program is called inside of torch.func.grad, vmap, jvp, dual_level or the like\n"
+    "a captured program is called inside torch.func.grad, vmap, jvp, dual_level or a similar transform\n"
     "    why  the program computes with plain tensors, so the transform would treat its results as constants\n"
     "    try  capture a function that applies the transform, or transform the original"
 )
@@ -285,7 +285,7 @@ class CapturedProgram(Exports):
         warnings.warn(
             "the program passes data-dependent floats to code that takes only Python numbers, in more than "
             f"{self._cache_size} calls\n"
-            "    why  each float needs a variant of its own, so the original runs for this call and for later ones "
+            "    why  each float needs a separate variant, so the original runs for this call and for later ones "
             "like it\n"
             "    try  return the tensor; or only print the float, or append it (or its text) to a list",
             NotCapturedWarning,

@@ -77,8 +77,8 @@ class Guard(NamedTuple):
 _TRUE_OR_NOT: Mapping[str, tuple[tuple[str, str], ...]] = {
     REQUIRES_GRAD: (("requires no gradients", "required none"), ("requires gradients", "required some")),
     INFERENCE: (("is not an inference tensor", "was none"), ("is an inference tensor", "was one")),
-    LEAF: (("is no leaf", "was none"), ("is a leaf", "was one")),
-    VIEW: (("is no view", "was none"), ("is a view", "was one")),
+    LEAF: (("is not a leaf", "was none"), ("is a leaf", "was one")),
+    VIEW: (("is not a view", "was none"), ("is a view", "was one")),
     SILENT_VIEW: (("is not a view of a tensor that requires gradients", "was none"), ("is a view of such", "was one")),
     LEAF_VIEW: (("is not both a leaf and a view", "was none"), ("is a leaf, and a view", "was both")),
     FOLLOWED_VIEW: (

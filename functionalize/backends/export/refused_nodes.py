@@ -79,7 +79,7 @@ def _draws_from_generators(graph: Graph, root: torch.nn.Module) -> Iterator[Refu
         for user in node.users if node.target is anew or isinstance(attribute, torch.Generator) else ():
             if user.target is not anew:
                 yield (
-                    "the program draws random numbers from a generator of its own",
+                    "the program draws random numbers from its own generator",
                     "an exported program cannot hold generators",
                     "draw from torch's default generator",
                     line_of_trace(user.stack_trace),

@@ -123,7 +123,7 @@ def _nested(path: Sequence[Any]) -> str:
     return UnsupportedExportError.cause(
         f"the argument `{_joined(path[1:])}` contains an object of a class that is not registered with pytree",
         why="the arguments of an exported program are tensors, numbers, and containers of them",
-        hint="pass it as an argument of its own (its tensors become state of the exported program), or register its "
+        hint="pass it as a separate argument (its tensors become state of the exported program), or register its "
         "class with torch.export.register_dataclass or torch.utils.pytree",
     )
 
