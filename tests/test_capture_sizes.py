@@ -108,7 +108,7 @@ def test_numbers_of_symbols_are_given_back() -> None:
 
 
 def test_a_spec_that_does_not_fit_is_refused() -> None:
-    with pytest.raises(ValueError, match="names 'z'; the arguments are x, cache"):
+    with pytest.raises(ValueError, match="names 'z', but the arguments are x, cache"):
         capture(written, (torch.ones(5, 4), torch.ones(9, 4)), dynamic_shapes={"z": None})
     with pytest.raises(ValueError, match="names dimension 2 of 'x', which has 2"):
         capture(written, (torch.ones(5, 4), torch.ones(9, 4)), dynamic_shapes={"x": {2: Dim.AUTO}})

@@ -430,11 +430,11 @@ CHANGED: dict[str, tuple[Callable[[], Any], Callable[[Tensor, Any], Any], str]] 
     "added inside": (lambda: {"in": of_dict()}, lambda x, held: held["in"].update(z=x), "an entry that a call adds"),
     "made by default": (lambda: defaultdict(list, of_dict()), lambda x, held: held["z"].append(x), "a call adds"),
     "cleared": (of_dict, lambda x, held: held.clear(), "a call removes"),
-    "appended": (of_list, lambda x, held: held.append(x), "another length"),
-    "inserted": (of_list, lambda x, held: held.insert(0, x), "another length"),
-    "popped from a list": (of_list, lambda x, held: held.pop(), "another length"),
-    "a slice": (of_list, lambda x, held: operator.setitem(held, slice(1, None), [x]), "another length"),
-    "popped on the left": (lambda: deque(of_list()), lambda x, held: held.popleft(), "another length"),
+    "appended": (of_list, lambda x, held: held.append(x), "length changes"),
+    "inserted": (of_list, lambda x, held: held.insert(0, x), "length changes"),
+    "popped from a list": (of_list, lambda x, held: held.pop(), "length changes"),
+    "a slice": (of_list, lambda x, held: operator.setitem(held, slice(1, None), [x]), "length changes"),
+    "popped on the left": (lambda: deque(of_list()), lambda x, held: held.popleft(), "length changes"),
     "a number": (lambda: of_dict(n=1), lambda x, held: held.update(n=held["n"] + 1), "a Python value"),
 }
 

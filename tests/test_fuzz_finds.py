@@ -1222,5 +1222,5 @@ def test_a_leaf_that_is_a_view_of_what_changes_its_metadata_is_told_of() -> None
         x[0].fill_(1)
         (view * 3).sum().backward()
 
-    with pytest.raises(UnsupportedProgramError, match=r"changes its size, strides or memory(.|\n)*view \* 3"):
+    with pytest.raises(UnsupportedProgramError, match=r"changes its size or strides(.|\n)*view \* 3"):
         capture(f, (torch.arange(2.0),))

@@ -469,7 +469,7 @@ def test_calls_of_another_kind_are_refused() -> None:
         program({}, jnp.ones(3), 3)
     with pytest.raises(InputMismatchError, match="dtype"):
         program({}, jnp.ones(2, jnp.int32), 3)
-    with jax.enable_x64(True), pytest.raises(InputMismatchError, match="has the dtype float64, and had float32"):
+    with jax.enable_x64(True), pytest.raises(InputMismatchError, match="has the dtype float64, but had float32"):
         program({}, jnp.ones(2, jnp.float64), 3)
     with pytest.raises(InputMismatchError, match="`n` is 4"):
         program({}, jnp.ones(2), 4)
@@ -479,7 +479,7 @@ def test_calls_of_another_kind_are_refused() -> None:
 
 def test_what_is_no_array_of_jax_is_refused() -> None:
     program = capture(lambda x: x * 2, (torch.ones(2),)).to_jax()
-    with pytest.raises(InputMismatchError, match=r"(?s)`x` is a torch.Tensor, and .* takes arrays.*from_torch"):
+    with pytest.raises(InputMismatchError, match=r"(?s)`x` is a torch.Tensor, but .* takes arrays.*from_torch"):
         program(program.initial_state, torch.ones(2))
     double = jaxify(lambda x: x * 2)
     with pytest.raises(InputMismatchError, match=r"an argument is a torch\.Tensor"):
@@ -592,7 +592,7 @@ def test_a_table_of_ones_own() -> None:
     def wrong(x: Any) -> Any:
         return x[0]
 
-    with pytest.raises(UnsupportedProgramError, match=r"gives float32\[\] and not torch.float32\[2\]"):
+    with pytest.raises(UnsupportedProgramError, match=r"returns float32\[\] instead of torch.float32\[2\]"):
         program.to_jax(lowerings=mine)({}, jnp.ones(2))
 
 
@@ -739,7 +739,9 @@ def test_backends_say_whether_they_end_gradients() -> None:
             program = ArrayProgram(found, backend)
             np.testing.assert_allclose(program({}, given)[1], func(x).detach().numpy())
             assert len(program.stopped) == 1
-        with pytest.raises(UnsupportedProgramError, match=rf"numpy runs a program that ends.*\n.*in {func.__name__}:"):
+        with pytest.raises(
+            UnsupportedProgramError, match=rf"numpy cannot run a program that stops.*\n.*in {func.__name__}:"
+        ):
             ArrayProgram(found, unsaid)
         with torch.no_grad():  # as the error says
             ArrayProgram(capture(func, (x,)).specialization, unsaid)

@@ -363,7 +363,7 @@ def test_large_first_state_that_a_tool_drops(tmp_path: Path, monkeypatch: pytest
     made = tmp_path / "made.onnx"
     _optimized_by_onnxscript(path, made)
     with pytest.raises(
-        ValueError, match=r"no first value of its state `steps` .*, `total` .*(?s:.*)dropped.*(?s:.*)state="
+        ValueError, match=r"no first value for its state `steps` .*, `total` .*(?s:.*)dropped.*(?s:.*)state="
     ):
         onnx.load(made)
     state = onnx.load(path).state
