@@ -380,7 +380,7 @@ UNSEEN: dict[str, tuple[Callable[[Tensor], Any], str, Callable[[Tensor], Any]]] 
     "an array": (writes_to_an_array, r"write to a tensor that is made from.*torch.tensor\(array\)", writes_to_a_tensor),
     "an attribute": (gives_an_attribute, "a dict or an attribute of an object", keeps_a_note),
     "a seed": (seeds_its_own, "make a generator", makes_its_own),
-    "a generator": (gives_a_generator, "a list or a dict", lambda x: [x * number for number in range(3)]),
+    "a generator": (gives_a_generator, "a list, a dict", lambda x: [x * number for number in range(3)]),
 }
 
 

@@ -455,7 +455,7 @@ def test_the_ending_says_what_is_written_and_onnx_has_options(run: Any, tmp_path
     assert {entry.key: entry.value for entry in model.metadata_props}["author"] == "me"
     assert "| `rows` | FLOAT | [batch, 3] | argument |" in (tmp_path / "net.md").read_text()
     twice = run("export", "cli_models:Net", "f32[4,3]", "-o", "net.onnx", "--input-names", "a,b")
-    assert twice.exit_code == 1 and "the program has 1 there: x" in twice.stderr
+    assert twice.exit_code == 1 and "the program has 1: x" in twice.stderr
 
 
 @pytest.mark.filterwarnings("default")

@@ -756,7 +756,7 @@ def test_refusals() -> None:
     assert not is_deferred(foreign)
     with pytest.raises(NotDeferredError, match="not made inside deferred_init"):
         materialize_tensor(foreign)
-    with pytest.raises(ValueError, match="materialized"):
+    with pytest.raises(ValueError, match="cannot materialize"):
         materialize_module(nn.ParameterList([nn.Parameter(foreign)]))
     with pytest.raises(TypeError, match="a module's class or a function"):
         deferred_init(nn.Linear(2, 2).weight)  # type: ignore[arg-type]

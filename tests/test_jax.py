@@ -233,7 +233,7 @@ def test_decisions_stand_where_arguments_are_read_each_by_itself() -> None:
 def test_arguments_that_are_written_as_one_tensor_have_one_value() -> None:
     program = capture(bump_both, tuple(one_tensor())).to_jax()
     state, one = program.initial_state, jnp.ones(2)
-    with pytest.raises(InputMismatchError, match="`y` and the input `x` have other elements"):
+    with pytest.raises(InputMismatchError, match="`y` and the input `x` have different elements"):
         program(state, one, one * 2)
     with pytest.raises(InputMismatchError, match="may differ, because the call is traced"):
         jax.jit(program)(state, one, one)

@@ -70,7 +70,7 @@ def test_names_are_those_that_were_given() -> None:
     [
         ({"input_names": ["a", "b"]}, ValueError, "2 names, but the program has 1: x"),
         ({"output_names": []}, ValueError, "0 names, but the program has 1: output_0"),
-        ({"output_names": ["x"]}, ValueError, "'x', which is an input"),
+        ({"output_names": ["x"]}, ValueError, "'x', the name of an input"),
         ({"input_names": ["a"], "output_names": ["a"]}, ValueError, "are unique"),
         ({"input_names": ["a", "a"]}, ValueError, "'a' twice"),
         ({"input_names": "x"}, TypeError, "a list of names"),
@@ -86,7 +86,7 @@ def test_names_are_those_that_were_given() -> None:
         ({"verify": [(torch.ones(3),)]}, TypeError, "pairs of arguments"),
         ({"verify": []}, ValueError, "an empty list"),
         ({"report": True}, ValueError, "report='model.md'"),
-        ({"external_data": True}, ValueError, "a path"),
+        ({"external_data": True}, ValueError, "needs the path"),
     ],
 )
 def test_options_that_are_wrong_say_what_to_do(options: dict[str, Any], error: type[Exception], said: str) -> None:

@@ -314,7 +314,7 @@ def new_fake_mode(
     return mode
 
 
-def stand_ins(tensors: Sequence[torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+def substitutes(tensors: Sequence[torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
     """Makes fake tensors for some, and others of their kind: aliased as they are, and without data."""
     mode = fake_mode_of(tensors) or new_fake_mode(symbolic=False)
 

@@ -306,9 +306,9 @@ class Adoption:
             self._known.add(key)
             layout = cell.layout
             where = (layout.size, layout.stride, layout.offset)
-            stand_in = placed(recording.factory, cell.storage, where, layout.dtype, cell.device)
-            track(recording.tracer, stand_in, cell.node)
-            graph.track(stand_in, graph.create_base(stand_in, stand_in))
+            substitute = placed(recording.factory, cell.storage, where, layout.dtype, cell.device)
+            track(recording.tracer, substitute, cell.node)
+            graph.track(substitute, graph.create_base(substitute, substitute))
 
     def _take_data(self, tensor: FakeTensor) -> None:
         """Let a tensor that was given the memory of a real one stand for a copy of that."""

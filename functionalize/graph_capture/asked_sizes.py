@@ -253,7 +253,7 @@ def _constant(size: _Size, granted: Any, example: Mapping[Any, int]) -> InputMis
     elif larger is not None:
         hint = f"pass {larger[1]}; or use Dim.STATIC"
     else:
-        hint = "use Dim.AUTO or Dim.STATIC, or change what the program does with the size"
+        hint = "Dim.AUTO or Dim.STATIC, or change what the program does with the size"
     if said is not None and said[0] == _BACKWARD:
         hint = f"{_NO_BACKWARD}, or {hint}"
     what = f"dynamic_shapes makes {size.place} dynamic, but the program supports only the size {int(size.now)}"
@@ -269,7 +269,7 @@ def _narrowed(
     asked = f"from {low} on" if high is None else f"from {low} to {high}"
     right = [number for number, condition in broken.items() if condition is None]
     if granted.equates(broken[wrong]):
-        advice = ["use one Dim for both sizes"]
+        advice = ["one Dim for both sizes"]
     else:
         dims = _other_dims(variable, list(broken), right, derived=size.derive is not None)
         dims = (dim if size.derive is None else size.name.replace(size.variable, dim) for dim in dims)

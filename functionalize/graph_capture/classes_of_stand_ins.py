@@ -57,7 +57,7 @@ def classes_of_stand_ins(
     if has_symbols:
         environment.on_data_symbol = begin
     try:
-        classes.lend()
+        classes.install()
         torch.compile = classes.as_before(compiled)
         if has_symbols and at_once:
             begin()
@@ -86,7 +86,7 @@ class _Classes:
         self._codes = [(function, function.__code__, code) for function, code in codes]
         self.ended = False
 
-    def lend(self) -> None:
+    def install(self) -> None:
         """Have the program use them."""
         builtins.isinstance = self._isinstance
         for variables, name, value in self._lent:
@@ -122,7 +122,7 @@ class _Classes:
                 try:
                     return made(*inputs, **named)
                 finally:
-                    self.lend()
+                    self.install()
 
             return called
 

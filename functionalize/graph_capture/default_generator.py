@@ -28,7 +28,7 @@ from functionalize.runtime.random_state import Seed
 
 SETS = "sets the state of a torch generator"
 _SEEDS = "seeds torch's generator after it has drawn from it"
-_ANEW = "seeds torch's generator non-deterministically"
+_SEEDS_AT_RANDOM = "seeds torch's generator non-deterministically"
 _DRAWS = "draws from torch's generator after it has restored its state"
 WHY_DRAWN = "this would happen once, at the capture, and not at each call"
 SEED_BEFORE = (
@@ -151,7 +151,7 @@ class DefaultGenerator:
     def seed(self) -> int:
         """Refused: it is another one each time."""
         if self._is_captured:
-            refuse_drawn([_ANEW])
+            refuse_drawn([_SEEDS_AT_RANDOM])
         return torch.default_generator.seed()
 
     def initial_seed(self) -> int:

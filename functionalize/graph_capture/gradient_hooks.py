@@ -28,7 +28,7 @@ from functionalize.runtime.state_walk import StateWalk
 from functionalize.transform.autograd_notes import Questions
 
 
-def lend(inputs: Iterable[TracedInput]) -> None:
+def install_hooks(inputs: Iterable[TracedInput]) -> None:
     """Give the substitutes of state the hooks of what they stand for.
 
     Raises:

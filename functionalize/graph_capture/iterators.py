@@ -39,7 +39,7 @@ def refusal(value: Any, what: str) -> UnsupportedProgramError:
     )
 
 
-class StandIn:
+class Substitute:
     """What a program finds where an iterator is."""
 
     __slots__ = ("_of", "_refused", "_what")
@@ -60,7 +60,7 @@ class StandIn:
         self._refused.append(refusal(self._of, self._what))
         raise self._refused[-1]
 
-    def __iter__(self) -> StandIn:
+    def __iter__(self) -> Substitute:
         return self
 
     def __next__(self) -> NoReturn:
@@ -90,7 +90,7 @@ def iterators_kept(state: StateWalk, arguments: StateWalk) -> Iterator[None]:
     for kind, slot in places:
         if is_iterator(slot.found()):
             before = entry(slot.container, slot.key)
-            slot.set(StandIn(slot.get(), slot, kind, refused))
+            slot.set(Substitute(slot.get(), slot, kind, refused))
             entries.append((slot, before, entry(slot.container, slot.key)))
     try:
         yield

@@ -255,8 +255,8 @@ class Numbers:
 
     def place(self) -> None:
         """Have the program find what the graph's inputs come to. To be called where it is recorded."""
-        for slot, stand_in in self._pairs:
-            slot.set(stand_in.item())
+        for slot, substitute in self._pairs:
+            slot.set(substitute.item())
         for one, first in self._tied:
             write(*_place(one), entry(*_place(first)))
         lists = [(slot, entry(slot.container, slot.key)) for slot, _ in self._pairs]

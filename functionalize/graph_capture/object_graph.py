@@ -68,11 +68,11 @@ class ObjectGraph:
         self._pending: list[tuple[list[Any], Sequence[tuple[str, Any]], str]] = []
         self.texts: Texts | None = None  # that the program keeps in logs
 
-    def look(self, known: Mapping[int, tuple[int, int]], stand_ins: Collection[int], roots: Roots) -> None:
+    def look(self, known: Mapping[int, tuple[int, int]], substitutes: Collection[int], roots: Roots) -> None:
         """Find out what is to be made again.
 
         ``known``: by identity, objects that were walked before the program ran: of which walk, which one.
-        ``stand_ins``: the identities of tensors that stand for those of the program's state, where these are.
+        ``substitutes``: the identities of tensors that stand for those of the program's state, where these are.
         ``roots``: containers in which the program left something, each with the identities of what it held before.
         Nothing else of ours may refer to what it left.
         """
@@ -81,7 +81,7 @@ class ObjectGraph:
         references = _References(known)
         references.follow(roots)
         held = references.held()
-        towards = references.towards(held, stand_ins)
+        towards = references.towards(held, substitutes)
         self._anew = {one: one in towards or one not in held for one in references.nodes}
         self._towards = towards
         self._kept = [*references.nodes.values()]
@@ -187,7 +187,7 @@ class ObjectGraph:
         """Raise where a value is of the capture's tensors: of autograd's graph, a storage, a text."""
         if isinstance(value, Node) or (isinstance(value, torch.UntypedStorage) and value.device.type == "meta"):
             raise self._refusal(value, path)
-        if type(value) is iterators.StandIn:
+        if type(value) is iterators.Substitute:
             raise value.refused_as(path)
         _refuse_text(value, path)
 
@@ -314,7 +314,7 @@ class _References:
             pending += new
         return found
 
-    def towards(self, held: Collection[int], stand_ins: Collection[int]) -> dict[int, Any]:
+    def towards(self, held: Collection[int], substitutes: Collection[int]) -> dict[int, Any]:
         """The nodes from which something of the program's can be reached, each with what leads there.
 
         What is ``held`` had state and arguments before: what is in the places of these now leaves with the capture. Not
@@ -325,7 +325,7 @@ class _References:
         for key, edges in self._edges.items():
             for other in edges:
                 sources[other].append(key)
-        given = {key for key in self._ours if key in self._known or key in stand_ins}
+        given = {key for key in self._ours if key in self._known or key in substitutes}
         found = self._leading([value for key, value in self._ours.items() if key not in given], sources, {})
         found = self._leading([self._ours[key] for key in given], sources, found, held)
         return self._leading(self._walked.values(), sources, found, self.nodes)

@@ -20,7 +20,7 @@ from torch.optim import lr_scheduler as schedulers
 
 from functionalize._torch.tensors import SYMBOLS
 from functionalize._torch.traced_symbols import compared, opaque_float
-from functionalize.graph_capture.symbolic_truths import truths_as_numbers
+from functionalize.graph_capture.symbolic_truths import bools_as_numbers
 
 _EXPONENTIALS = ("exp", "exp2", "expm1", "log", "log10", "log1p", "log2", "pow", "sqrt", "cbrt")
 _CIRCULAR = ("acos", "asin", "atan", "atan2", "cos", "sin", "tan", "degrees", "radians")
@@ -43,7 +43,7 @@ def math_of_symbols(tracer: Any) -> Iterator[None]:
     looking_up = kind.get_lr
     kind.get_lr = lambda scheduler: _at_milestones(scheduler) or looking_up(scheduler)
     try:
-        with _methods_of_symbols(tracer), truths_as_numbers(tracer):
+        with _methods_of_symbols(tracer), bools_as_numbers(tracer):
             yield
     finally:
         kind.get_lr = looking_up

@@ -194,7 +194,7 @@ def forget_frames(error: BaseException) -> None:
         known = known.__cause__ or known.__context__
 
 
-class _Otherwise(NamedTuple):
+class _Unanswerable(NamedTuple):
     """What a program asks of an input, where a fake tensor says otherwise."""
 
     what: str
@@ -202,32 +202,32 @@ class _Otherwise(NamedTuple):
     hint: str
 
 
-OTHERWISE = {
-    VIEW: _Otherwise(
+UNANSWERABLE = {
+    VIEW: _Unanswerable(
         "the program depends on whether `{}` is a view, by `_is_view`, `_base`, `detach_`, a write after a hook on "
         "its gradient, or, if it has views, by `requires_grad_` or `as_strided_`",
         "it is a view, but its base is not an input, and the capture uses a tensor that is not a view",
         "use detach() instead of detach_(), pass a clone, or read the property before the program is called",
     ),
-    LEAF_VIEW: _Otherwise(
+    LEAF_VIEW: _Unanswerable(
         "the program writes the memory of `{}` while it has views of it, or makes views of it with grad mode off",
         "it is a view whose requires_grad was set: eager replays it from its base, which is not an input and "
         "requires no gradients",
         "pass a clone that requires gradients: `x.detach().clone().requires_grad_()`",
     ),
-    SILENT_VIEW: _Otherwise(
+    SILENT_VIEW: _Unanswerable(
         "the program sets requires_grad on a view of `{}`, and writes their memory",
         "it is itself a view, made with grad mode off, of a tensor that requires gradients and is not an input: "
         "eager replays it from there",
         "pass a clone, or set requires_grad on a clone of the view",
     ),
-    FOLLOWED_VIEW: _Otherwise(
+    FOLLOWED_VIEW: _Unanswerable(
         "the program replaces the data of `{}` by `.data =`, and writes in place to its old or new data",
         "it is a view of a tensor that requires gradients: after the write, eager applies its new offset and "
         "strides to that tensor, so that other elements get its gradient",
         "return the new tensor instead, or assign to `.data` of a clone",
     ),
-    HOOKS: _Otherwise(
+    HOOKS: _Unanswerable(
         "the program computes gradients, and `{}` has hooks on its gradient",
         "it is an argument: each call passes another tensor with other hooks, which a graph cannot call",
         "remove the hooks and do their work in the program, or run the backward outside the captured program",
@@ -235,7 +235,7 @@ OTHERWISE = {
 }
 
 
-def otherwise(name: str, label: str, at: object) -> UnsupportedProgramError:
+def unanswerable(name: str, label: str, at: object) -> UnsupportedProgramError:
     """The error for one of these; ``label``: what the input is called; ``at``: the line that asks."""
-    found = OTHERWISE[name]
+    found = UNANSWERABLE[name]
     return UnsupportedProgramError(found.what.format(label), why=found.why, hint=found.hint, at=at)

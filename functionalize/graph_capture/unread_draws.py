@@ -65,7 +65,7 @@ class UnreadDraws:
 
     def __init__(self) -> None:
         self.calls: tuple[Callable[[], Any], ...] = ()  # draws them again
-        self._stand_ins, self._is_read = list[weakref.ref[_Unread]](), False
+        self._substitutes, self._is_read = list[weakref.ref[_Unread]](), False
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
@@ -87,9 +87,9 @@ class UnreadDraws:
         if threading.get_ident() != thread or not plain or not isinstance(number, (int, float)):
             return number
         self.calls = (*self.calls, partial(function, *args, **kwargs))
-        stand_in = _Unread(number, self._note)
-        self._stand_ins.append(weakref.ref(stand_in))
-        return stand_in
+        substitute = _Unread(number, self._note)
+        self._substitutes.append(weakref.ref(substitute))
+        return substitute
 
     def _note(self) -> None:
         self._is_read = True
@@ -102,9 +102,9 @@ class UnreadDraws:
 
     def decide_nothing(self) -> bool:
         """Whether the program, which is over, has neither looked at one nor keeps one."""
-        if any(stand_in() is not None for stand_in in self._stand_ins):
+        if any(substitute() is not None for substitute in self._substitutes):
             gc.collect()
-        return not self._is_read and all(stand_in() is None for stand_in in self._stand_ins)
+        return not self._is_read and all(substitute() is None for substitute in self._substitutes)
 
     def again(self) -> None:
         """Draw as many numbers as the program has drawn."""

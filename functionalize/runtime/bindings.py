@@ -60,10 +60,10 @@ def _comes_to(
     """Whether a function, called as a node's operator is, calls that with the same arguments."""
     made = dict[Node, torch.Tensor]()
 
-    def stand_in(argument: Node) -> torch.Tensor:
+    def substitute(argument: Node) -> torch.Tensor:
         return made.setdefault(argument, torch.empty(size, dtype=dtype, device="meta"))
 
-    args, kwargs = map_arg((node.args, node.kwargs), stand_in)
+    args, kwargs = map_arg((node.args, node.kwargs), substitute)
     try:
         with _Looking():
             function(*args, **kwargs)

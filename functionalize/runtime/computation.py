@@ -206,7 +206,7 @@ def _check_asserted(metadata: ProgramMetadata, inputs: Sequence[Any], results: S
     bindings = metadata.symbols.bind(inputs, results)
     for condition in metadata.symbols.asserted:
         if not bindings.holds(condition):
-            raise _sized_otherwise(f"data-dependent sizes ({bindings}) do not satisfy {condition}")
+            raise _unsupported_sizes(f"data-dependent sizes ({bindings}) do not satisfy {condition}")
 
 
 @contextlib.contextmanager
@@ -216,7 +216,7 @@ def _sizes_explained() -> Iterator[None]:
     except Diverged:
         raise
     except (RuntimeError, IndexError) as error:
-        raise _sized_otherwise("an operator of the graph rejects data-dependent sizes") from error
+        raise _unsupported_sizes("an operator of the graph rejects data-dependent sizes") from error
 
 
 def _told_of_sizes(metadata: ProgramMetadata) -> AbstractContextManager[None]:
@@ -224,7 +224,7 @@ def _told_of_sizes(metadata: ProgramMetadata) -> AbstractContextManager[None]:
     return _sizes_explained() if metadata.symbols.asserted else contextlib.nullcontext()
 
 
-def _sized_otherwise(what: str) -> DataDependentError:
+def _unsupported_sizes(what: str) -> DataDependentError:
     return DataDependentError(
         what,
         why="the operator supports only such sizes, or the trace assumed them: where a data-dependent size met a "

@@ -18,7 +18,7 @@ from torch.export.graph_signature import ExportGraphSignature, OutputKind
 from torch.fx import Graph, GraphModule, Node
 
 from functionalize._torch import pytree
-from functionalize._torch.fakes import stand_ins
+from functionalize._torch.fakes import substitutes
 from functionalize.aliasing.history import Historian
 from functionalize.call_stack import Location
 from functionalize.errors import DataDependentError, InputMismatchError, OverlappingInputsError, in_words
@@ -59,7 +59,7 @@ _CHANGES = (
     "    why  it runs again for its second derivative, and would find other state than in the first run\n"
     "    try  compute the gradients (torch.autograd.grad(..., create_graph=True)) inside the captured program"
 )
-_OTHERWISE = (
+_CHANGED = (
     "the program now computes something else than when it was captured\n"
     "    why  it runs again for its second derivative, and Python state has changed since the call\n"
     "    try  compute the gradients (torch.autograd.grad(..., create_graph=True)) inside the captured program"
@@ -340,9 +340,9 @@ class Specialization:
         """What captures a derivative of an order: for arguments like those of a call, whose data are not held."""
         tensors = [leaf for leaf in arguments.leaves if isinstance(leaf, torch.Tensor)]
         known = zip(self.metadata.inputs, inputs, strict=True)
-        stand_in, state = stand_ins(tensors), {id(value) for entry, value in known if entry.slot is not None}
+        substitute, state = substitutes(tensors), {id(value) for entry, value in known if entry.slot is not None}
         answers = self.answers
-        made = _or_error(lambda: arguments.like(lambda leaf: leaf if id(leaf) in state else stand_in(leaf)))
+        made = _or_error(lambda: arguments.like(lambda leaf: leaf if id(leaf) in state else substitute(leaf)))
 
         def captured(order: int, sizes: Sizes) -> Derivative:
             if isinstance(made, Exception):
@@ -360,7 +360,7 @@ class Specialization:
             if isinstance(joint, Exception):
                 raise joint
             if joint is None or not found.is_like(self):
-                raise RuntimeError(_OTHERWISE)
+                raise RuntimeError(_CHANGED)
             decides = found.guards.sizes if found.guards.dynamic == self.guards.dynamic else None
             return Derivative(self._partitioned(joint), sizes.__eq__ if decides is None else decides.holds_for)
 

@@ -144,12 +144,12 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
         symbolic = self._symbols and (func in _BACKWARD or any(map(has_symbol, pytree.tree_leaves((args, kwargs)))))
         if symbolic or (not isinstance(func, HigherOrderOperator) and _has_number(args, kwargs)):
             with enable_python_dispatcher():
-                return self._spell_out(func, args, kwargs or {})
+                return self._decompose(func, args, kwargs or {})
         if func in _UNDISPATCHED:
-            return self._spell_out(func, args, kwargs or {})
+            return self._decompose(func, args, kwargs or {})
         return func(*args, **kwargs) if kwargs else func(*args)
 
-    def _spell_out(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _decompose(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func in ELEMENTS and self._context.has_unknown_elements(args[0]):
             return ELEMENTS[func](args[0])
         if func in _ASKS:

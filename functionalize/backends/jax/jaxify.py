@@ -100,7 +100,7 @@ class JaxFunction:
         key = (spec, looks, torch.is_grad_enabled(), getattr(self._function, "training", None))
         with self._lock:
             if key not in self._programs:
-                given, named = pytree.tree_unflatten([_stand_in(leaf) for leaf in leaves], spec)
+                given, named = pytree.tree_unflatten([_substitute(leaf) for leaf in leaves], spec)
                 program = capture(self._function, given, named, on_data="raise", is_exporting=self._is_exporting)
                 self._programs[key] = to_jax(program, lowerings=self._lowerings)
             return self._programs[key]
@@ -113,7 +113,7 @@ def _look(leaf: Any) -> Any:
     return ("array", tuple(leaf.shape), str(leaf.dtype)) if is_array(leaf) else (type(leaf), leaf)
 
 
-def _stand_in(leaf: Any) -> Any:
+def _substitute(leaf: Any) -> Any:
     """A tensor like an array; its elements are not looked at."""
     if not is_array(leaf):
         return leaf
