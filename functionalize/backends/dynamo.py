@@ -56,7 +56,7 @@ from functionalize.errors import OverlappingInputsError, UnsupportedProgramError
 from functionalize.graph_capture.checkpointing import CheckpointRegions
 from functionalize.graph_capture.inputs import TracedInput
 from functionalize.graph_capture.recording_session import RecordingSession
-from functionalize.graph_capture.tracing_errors import otherwise
+from functionalize.graph_capture.tracing_errors import unanswerable
 from functionalize.graph_capture.view_inputs import view_of, with_roots
 from functionalize.runtime.alias_pattern import alias_pattern
 from functionalize.runtime.call_arguments import base_of
@@ -141,7 +141,7 @@ def dynamo_backend(
             )
         named = lookup_backend(compiler) if isinstance(compiler, str) else compiler
         for node in filter(asks_base, graph.graph.nodes):
-            raise otherwise(VIEW, node.all_input_nodes[0].name, line_of_trace(node.stack_trace))
+            raise unanswerable(VIEW, node.all_input_nodes[0].name, line_of_trace(node.stack_trace))
         modes = {DEFAULT_DTYPE: default_dtype_before()}
         return _Backend(graph, named, remove, partition_fn, modes).compile(inputs)
 
@@ -342,7 +342,7 @@ class _Backend:
             if question != FOLLOWED_VIEW or entry.argument is None:
                 continue
             if ASKED_PROPERTIES[FOLLOWED_VIEW](fakes[entry.argument]):
-                raise otherwise(FOLLOWED_VIEW, entry.name, line)
+                raise unanswerable(FOLLOWED_VIEW, entry.name, line)
 
     def _handle(self, fake: torch.Tensor) -> torch.Tensor:
         """What the graph runs on: a tensor to which it may write."""
