@@ -1,6 +1,6 @@
 """What ``isinstance``, ``type`` and ``id`` say of what stands for tensors and numbers: what they say of these.
 
-Invariant: code that is none of the program's is told what it was told before. Limits: ``isinstance`` that code of the
+Invariant: other code than the program's gets the same answers as before. Limits: ``isinstance`` that code of the
 program calls by name, ``type`` and ``id`` in functions that a capture follows; ``x.__class__`` and class patterns of
 ``match`` see the substitute.
 """

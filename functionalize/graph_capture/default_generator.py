@@ -6,7 +6,7 @@ of its first run by torch, and what it draws there is what was drawn there first
 
 Invariant: the generator itself is not touched. A program may set a seed before it draws, and when it has drawn may go
 back to the state that it has read in the beginning; what else would set a state is refused. Limits: by functions of
-`torch.random`, in the thread that captures; `torch.default_generator.manual_seed` and the like are not heard of.
+`torch.random`, in the thread that captures; `torch.default_generator.manual_seed` and the like are not intercepted.
 """
 
 from __future__ import annotations

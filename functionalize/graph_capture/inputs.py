@@ -1,7 +1,7 @@
 """What a captured program takes as inputs: parameters, buffers and other state that it reaches, and its arguments.
 
 Invariant: the order is that of ``torch.export``: parameters, buffers, constants, user inputs; each state tensor once,
-under the first of its names. Limits: what a function reaches otherwise than by arguments is looked for among its own
+under the first of its names. Limits: what a function reaches not by its arguments is looked for among its own
 variables and those of functions that it calls by name. Tensors that it got at in yet another way are lifted in the
 end; graphs of higher-order ops stay attributes.
 """

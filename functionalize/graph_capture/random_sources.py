@@ -1,4 +1,4 @@
-"""What a program does to sources of random numbers otherwise than by operators, and to arrays that are no tensors.
+"""What a program does to sources of random numbers without operators, and to arrays that are not tensors.
 
 Operators that draw are nodes of the graph. A number that Python or NumPy draws, or an element of an array that is
 written, would be done once, by the capture.

@@ -1,4 +1,4 @@
-"""Threads that a program starts: what they compute is none of the graph's, so a capture refuses them.
+"""Threads that a program starts: what they compute is not in the graph, so a capture refuses them.
 
 Invariant: threads that others start are not concerned; captures run one at a time, so each puts back what it replaced.
 Limits: threads of libraries (a progress bar's) may start.

@@ -1,6 +1,6 @@
 """Functions of ``math`` on data-dependent numbers give symbols, as operators do; so do ``min`` and ``max``.
 
-Invariant: for numbers that are none of a trace's they do what they did, in every thread. Limits: functions of floats
+Invariant: for numbers outside the trace they do what they did, in every thread. Limits: functions of floats
 that give floats or bools, by the name of their module; others ask for the value of a symbol.
 """
 

@@ -343,7 +343,7 @@ class CapturedProgram(Exports):
         known = self._specializations[0]
         if not known.decisions or known.answers == made.answers:
             return False
-        try:  # by the data this one goes another way: what matters is what it does on the way of that one
+        try:  # this one takes other branches: what matters is what it does on the way of that one
             return self._captured(arguments, known.answers).is_like(known)
         except DataDependentError:  # which it does not have
             return False

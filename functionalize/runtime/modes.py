@@ -85,5 +85,5 @@ def in_modes(values: Mapping[str, Any]) -> Iterator[None]:
 
 
 def changed_modes(before: Mapping[str, Any]) -> dict[str, Any]:
-    """The modes that are otherwise than they were."""
+    """The modes that have changed."""
     return {name: value for name, value in modes_now().items() if value != before[name]}

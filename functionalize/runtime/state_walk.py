@@ -52,7 +52,7 @@ LEAF_TYPES = TENSOR_TYPES | _PLAIN
 _STRINGS = frozenset({str})
 _HOLDERS = (torch.nn.Module, torch.optim.Optimizer)
 HOOKS_OF_MODULES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-NOT_SAVED = "_non_persistent_buffers_set"  # the names of a module's buffers that are none of its state_dict
+NOT_SAVED = "_non_persistent_buffers_set"  # the names of a module's buffers that are not in its state_dict
 _OF_MODULES = frozenset(torch.nn.Module().__dict__)
 
 

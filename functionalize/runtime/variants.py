@@ -20,14 +20,14 @@ from functionalize.runtime.specialization import Specialization
 
 
 class Variant:
-    """One way of a program by its data: a graph that is right for calls whose data decide alike."""
+    """One way through a program: a graph for calls that take the same branches on tensor values."""
 
     def __init__(self, program: Specialization) -> None:
         self._program = program
 
     @property
     def decisions(self) -> tuple[Decision, ...]:
-        """What the data decided, in order; nothing where the program does not ask them."""
+        """The branches on tensor values, in order; empty if there are none."""
         return self._program.decisions
 
     @property
