@@ -773,7 +773,7 @@ def test_refusals() -> None:
             deferred_init(lambda ask=ask: ask(torch.ones(3)))
     with pytest.raises(DeferredError, match="layout torch"):
         materialize_tensor(deferred_init(lambda: torch.ones(3).to_sparse()))
-    with pytest.raises(DeferredError, match="address of a tensor"):
+    with pytest.raises(DeferredError, match="address of a deferred tensor"):
         deferred_init(lambda: torch.ones(3).data_ptr())
     with pytest.raises(DeferredError, match="inside a traced function"):
         make_fx(lambda x: deferred_init(torch.ones, 3) + x)(torch.ones(3))
