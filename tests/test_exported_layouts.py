@@ -179,7 +179,9 @@ def test_memory_that_an_argument_does_not_show_is_named() -> None:
     memory = torch.arange(4.0)
     captured = capture(program, (torch.arange(4.0)[::2], memory[:2], memory[1:]))
     for export in (captured.to_exported_program, captured.to_core_aten):
-        with pytest.raises(UnsupportedProgramError, match=r"does not show\n    at .*as_strided\(\(1,\), \(1,\), 3\)"):
+        with pytest.raises(
+            UnsupportedProgramError, match=r"outside the argument\n    at .*as_strided\(\(1,\), \(1,\), 3\)"
+        ):
             export()
 
 
@@ -236,7 +238,7 @@ def test_gradients_that_are_left_at_arguments_are_refused() -> None:
     with pytest.raises(UnsupportedExportError, match="leaves a gradient at the input `x`"):
         captured.to_exported_program()
     pytest.importorskip("jax", reason="needs jax")
-    with pytest.raises(UnsupportedProgramError, match="the input `x`\n    why  arrays have no gradients"):
+    with pytest.raises(UnsupportedProgramError, match="the input `x`\n    why  .*arrays have no gradients"):
         captured.to_jax()
 
 

@@ -281,7 +281,7 @@ def test_metadata_of_constants_is_refused_by_name() -> None:
         return x * 2
 
     for func, name in ((of_a_global, "BUFFER"), (of_a_closure, "local"), (of_a_buffer, "module.cache")):
-        with pytest.raises(UnsupportedMutationError, match=f"`{re.escape(name)}`, which is no input") as raised:
+        with pytest.raises(UnsupportedMutationError, match=f"`{re.escape(name)}`, which is not an input") as raised:
             make_fx(functionalize(func))(torch.ones(3))
         assert "pass it as an argument" in str(raised.value)
         assert func.__name__ in str(raised.value)

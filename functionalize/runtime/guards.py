@@ -208,7 +208,7 @@ class Guards:
         yield from (Guard(labels[n], f"shares memory with {labels[entry[0]]}", entry[1:]) for n, entry in shared)
         yield from (Guard("the sizes", "satisfy", one) for one in (self.sizes.listed() if self.sizes else ()))
         decisions = self.metadata.graph.decisions
-        yield from (Guard("the data", f"decision at {one.location}", one.answer) for one in decisions)
+        yield from (Guard("the data", f"decision at {one.location} ->", one.answer) for one in decisions)
 
     def check(self, arguments: CallArguments) -> list[Any]:
         """The program's inputs for a call, once they have been checked; of examples all but the tensors themselves.
