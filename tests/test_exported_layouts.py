@@ -238,7 +238,7 @@ def test_gradients_that_are_left_at_arguments_are_refused() -> None:
     with pytest.raises(UnsupportedExportError, match="leaves a gradient at the input `x`"):
         captured.to_exported_program()
     pytest.importorskip("jax", reason="needs jax")
-    with pytest.raises(UnsupportedProgramError, match="the input `x`\n    why  .*arrays have no gradients"):
+    with pytest.raises(UnsupportedProgramError, match=r"the input `x`\n    why  .*arrays have no gradients"):
         captured.to_jax()
 
 
