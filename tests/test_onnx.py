@@ -268,7 +268,7 @@ def test_sizes_are_held_to_what_was_captured(tmp_path: Path) -> None:
     for sizes, message in [
         ((1, 2, 8), "is 1, but the program was captured for 2 to 16"),
         ((17, 34, 8), "is 17, but the program was captured for 2 to 16"),
-        ((3, 3, 8), "dimension 0 of the argument `y` is 3, and the program was captured for 6"),
+        ((3, 3, 8), "dimension 0 of the argument `y` is 3, but the program was captured for 6"),
         ((3, 6, 9), "was captured for sizes with"),
     ]:
         with pytest.raises(InputMismatchError, match=message):
