@@ -103,7 +103,7 @@ def _explain(options: argparse.Namespace) -> int:
     name = name if name.startswith("aten::") else f"aten::{name}"
     if name not in tables.rows:
         near = difflib.get_close_matches(name, tables.rows, n=5)
-        print(f"there is no op {name}; near it are {', '.join(near) or 'none'}", file=sys.stderr)
+        print(f"there is no operator {name}; similar names: {', '.join(near) or 'none'}", file=sys.stderr)
         return 1
     for label, text in explain.lines(tables, name, rules.read_rules()):
         print(f"{label:11} {text}")

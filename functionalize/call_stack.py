@@ -156,7 +156,7 @@ class Scopes:
         return origin
 
 
-# By identity: the hash of a code object is computed anew each time, over all that it consists of.
+# By identity: the hash of a code object is computed again each time, over all that it consists of.
 _CODES: dict[int, CodeType] = {}
 
 

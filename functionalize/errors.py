@@ -10,15 +10,15 @@ from functionalize.call_stack import decisive_line, user_frames, user_location
 
 
 class NotFunctionalError(AssertionError):
-    """A graph that should be free of mutations (and views) has some; the message lists the nodes."""
+    """A graph contains mutations (or views) that it must not contain; the message lists the nodes."""
 
 
 class NotEquivalentError(AssertionError):
-    """A transformed function and the eager one disagree; the message says in what."""
+    """A transformed function and the eager one differ; the message says in what."""
 
 
 class UnsupportedProgramError(RuntimeError):
-    """A program that cannot be captured; the message says what, where, why and what to try."""
+    """A program cannot be captured; the message says what, where, why and what to try."""
 
     causes: tuple[str, ...] = ()  # where there are several: each with where and why
 
@@ -28,27 +28,29 @@ class UnsupportedProgramError(RuntimeError):
 
     @classmethod
     def of_subclass(cls, kind: type, what: str) -> UnsupportedProgramError:
-        """For a tensor of a class of its own."""
+        """For a tensor of a subclass."""
         return cls(
             f"{what} is a {kind.__name__}, a subclass of torch.Tensor",
-            why="a captured program is of plain tensors: what the class makes of each operator would be lost",
-            hint="capture what runs on the plain tensors inside of it, or compile by torch.compile",
+            why="a captured program computes with plain tensors: what the class does at each operator would be lost",
+            hint="capture the code that computes with the plain tensors inside it, or use torch.compile",
         )
 
     @classmethod
     def of_operator(cls, name: str, at: object = None) -> UnsupportedProgramError:
-        """For an operator that fake tensors cannot run."""
+        """For an operator without a fake implementation."""
         return cls(
             f"the operator {name} has no fake implementation",
-            why="a program is traced on fake tensors, and nobody says what the results of the operator look like",
-            hint="register one (torch.library.register_fake); for an operator of torch's, wrap it in one of your own "
-            "(torch.library.custom_op) that has one",
+            why=(
+                "a program is traced with fake tensors, and the shapes and dtypes of the operator's results are unknown"
+            ),
+            hint="register one with torch.library.register_fake; if the operator is torch's, wrap it in a custom "
+            "operator (torch.library.custom_op) that has one",
             at=at,
         )
 
     @classmethod
     def of_causes(cls, what: str, causes: Sequence[tuple[str, str]], hint: str) -> UnsupportedProgramError:
-        """For all that stands in the way at once. ``causes``: lines of the program, each with why."""
+        """For several causes at once. ``causes``: lines of the program, each with the reason."""
         said = [f"    at   {at}\n    why  {why}" for at, why in dict.fromkeys(causes)]
         error = cls.__new__(cls)
         RuntimeError.__init__(error, "\n".join([what, *said, f"    try  {hint}"]))
@@ -57,7 +59,7 @@ class UnsupportedProgramError(RuntimeError):
 
     @classmethod
     def of_exports(cls, to: str, causes: Sequence[str]) -> UnsupportedProgramError:
-        """For all for which a backend cannot run a program, in the words of :class:`UnsupportedExportError`."""
+        """For all causes why a backend cannot run a program, with the text of :class:`UnsupportedExportError`."""
         said = UnsupportedExportError(to, causes)
         error = cls.__new__(cls)
         RuntimeError.__init__(error, str(said))
@@ -66,7 +68,7 @@ class UnsupportedProgramError(RuntimeError):
 
 
 class UnsupportedExportError(RuntimeError):
-    """A program that a backend cannot represent; the message lists all causes, and nothing was written."""
+    """A backend cannot represent a program; the message lists all causes, and no file was written."""
 
     def __init__(self, to: str, causes: Sequence[str]) -> None:
         """``to``: the backend. ``causes``: each with what, and in further lines where, why and what to try."""
@@ -76,28 +78,28 @@ class UnsupportedExportError(RuntimeError):
 
     @staticmethod
     def cause(what: str, *, why: str, hint: str, at: object = None) -> str:
-        """One cause, in the words of all errors."""
+        """The text of one cause, in the form of all errors."""
         return f"{what}\n" + (f"    at   {at}\n" if at else "") + f"    why  {why}\n    try  {hint}"
 
 
 class UnsupportedMutationError(UnsupportedProgramError):
-    """A write that no functional program can express; the message says what, where, why and what to try."""
+    """No functional program can express a write; the message says what, where, why and what to try."""
 
 
 class OverlappingInputsError(UnsupportedMutationError):
-    """Gradients flow through a write to an input that another one overlaps: both are to be made as views of one."""
+    """Gradients flow through a write to an input that overlaps another: both must be views of one tensor."""
 
 
 class DeferredError(UnsupportedProgramError):
-    """A construction that cannot be deferred, or made real; the message says what, where, why and what to try."""
+    """A construction cannot be deferred or materialized; the message says what, where, why and what to try."""
 
 
 class NotDeferredError(DeferredError, ValueError):
-    """A fake tensor of which nobody recorded how it was made."""
+    """A fake tensor cannot be materialized, because ``deferred_init`` did not make it."""
 
 
 class InputMismatchError(ValueError):
-    """A captured program was called with inputs that it was not captured for; the message says which."""
+    """A captured program was called with inputs that it was not captured for; the message says with which."""
 
     def __init__(self, what: str, *, hint: str, container: object = None) -> None:
         """``container``: what the value sits in, of Python state."""
@@ -106,11 +108,11 @@ class InputMismatchError(ValueError):
 
 
 class StateMismatchError(InputMismatchError):
-    """A captured program found Python state that it changes at another value than when it was captured."""
+    """A captured program changes Python state, and found it at another value than when it was captured."""
 
 
 class NumberMismatchError(StateMismatchError):
-    """A captured program found another number in Python state: a new capture may take it as an input."""
+    """A captured program found another number in Python state: a new capture may make the number an input."""
 
     def __init__(self, what: str, *, hint: str, container: object = None, key: object = None) -> None:
         """``key``: where in the container the number is."""
@@ -123,33 +125,34 @@ class GradientMismatchError(InputMismatchError):
 
 
 class DataDependentError(RuntimeError):
-    """What a captured program does depends on values that only the data tell; the message says what to try."""
+    """What a captured program does depends on the values of tensors; the message says what to try."""
 
     def __init__(self, what: str, *, why: str, hint: str) -> None:
         super().__init__(f"{what}\n    why  {why}\n    try  {hint}")
 
     @classmethod
     def of(cls, error: Exception) -> DataDependentError:
-        """For an error that fake tensors raised because the data would decide."""
+        """For an error that fake tensors raised because the program branches on tensor values."""
         return cls(
-            f"the program decides by the value of a tensor\n    at   {decisive_line(error)}",
+            f"the program branches on the value of a tensor\n    at   {decisive_line(error)}",
             why=" ".join(str(error).split("\n", maxsplit=1)[0].split()),
-            hint="example inputs with data and on_data='decide'; torch.cond or torch.where instead of `if`; tensors "
-            "instead of numbers from `.item()`; torch._check for what you know of a size; for a library that decides "
-            "so in eager only, is_exporting=True; for an optimizer capturable=True",
+            hint="pass example inputs with data and on_data='decide'; use torch.cond or torch.where instead of "
+            "`if`; keep tensors instead of numbers from `.item()`; state what you know about a size with "
+            "torch._check; pass is_exporting=True if a library branches only in eager; pass capturable=True to "
+            "an optimizer",
         )
 
 
 class NotCapturedWarning(UserWarning):
-    """A call ran the program as it is: eager takes its inputs, and fake tensors like them are refused."""
+    """A call ran the original, because its inputs could not be captured: eager accepts them, fake tensors do not."""
 
 
 class DecisionsAssertedWarning(UserWarning):
-    """A program is exported that decides by data: it asserts its way, and is right for calls that decide alike."""
+    """An exported program branches on tensor values: it asserts the branches that were captured, and refuses others."""
 
 
 class TrainingModeWarning(UserWarning):
-    """A module is written for other engines in training mode: with live dropout, or statistics of the batch."""
+    """A module is exported in training mode, where it applies dropout or uses statistics of the batch."""
 
 
 def is_own(error: BaseException) -> bool:

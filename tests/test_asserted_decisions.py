@@ -87,7 +87,7 @@ def test_the_option_is_named_where_a_library_decides(tmp_path: Path, monkeypatch
 
     monkeypatch.delitem(sys.modules, "library_that_decides")
     (warning,) = said(lambda: capture(lambda x: library.mask(x), (X,)).to_exported_program())
-    assert "try  capture(..., is_exporting=True)" in str(warning.message)
+    assert "try  use capture(..., is_exporting=True)" in str(warning.message)
     assert not said(lambda: capture(lambda x: library.mask(x), (X,), is_exporting=True).to_exported_program())
     (warning,) = said(capture(lambda x: library.stubborn(x), (X,), is_exporting=True).to_exported_program)
     assert "is_exporting" not in str(warning.message)
@@ -244,7 +244,7 @@ def test_another_way_is_refused_and_leaves_the_state(kind: Any, route: Any) -> N
 @pytest.mark.parametrize("kind", [Sums, Stays])
 def test_stablehlo_says_why_it_compares_nothing(kind: Any, tmp_path: Path) -> None:
     with pytest.raises(
-        UnsupportedProgramError, match=r"decides by its data\n.*test_asserted(?s:.*)JAX traces the call"
+        UnsupportedProgramError, match=r"branches on tensor values\n.*test_asserted(?s:.*)JAX traces the call"
     ):
         capture(kind(), (X,)).to_stablehlo(tmp_path / "program.stablehlo")
     assert not list(tmp_path.iterdir())
@@ -263,7 +263,7 @@ class MadeByData(nn.Module):
 @pytest.mark.parametrize("route", [exported, of_jax])
 def test_what_the_first_call_alone_decides_is_asserted_by_nobody(route: Any) -> None:
     with pytest.raises(
-        (UnsupportedExportError, UnsupportedProgramError), match=r"first call decides by its data, which"
+        (UnsupportedExportError, UnsupportedProgramError), match=r"first call branches on tensor values where"
     ):
         route(capture(MadeByData(), (X,)))
     model, eager = MadeByData(), MadeByData()

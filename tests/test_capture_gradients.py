@@ -261,7 +261,7 @@ def test_a_backward_that_writes_to_what_is_outside_is_refused() -> None:
     program = capture(lambda x: Noting.apply(x) + seen[:1], (x,))  # type: ignore[no-untyped-call]
     result = program(x)
     torch.testing.assert_close(result, torch.full((3,), 2.0, requires_grad=True))
-    with pytest.raises(UnsupportedMutationError, match="the backward writes to a tensor that was there before it"):
+    with pytest.raises(UnsupportedMutationError, match="the backward writes to a tensor that existed before it"):
         result.sum().backward()
     assert torch.equal(seen, torch.zeros(3))
 
@@ -337,7 +337,7 @@ def test_a_gradient_that_a_backward_writes_is_that_of_one_result() -> None:
 def test_calls_inside_of_a_transform_are_refused() -> None:
     program = capture(lambda x: (x * 2).sum(), (torch.ones(3),))
     for transformed in (torch.func.grad(program), torch.func.vmap(program)):
-        with pytest.raises(RuntimeError, match="called inside of"):
+        with pytest.raises(RuntimeError, match="called inside"):
             transformed(torch.ones(3, 3))
 
 
@@ -527,7 +527,7 @@ def test_a_gradient_for_a_leaf_that_the_program_made_is_refused() -> None:
         leaf = torch.ones(3, requires_grad=True)
         return leaf, x * leaf
 
-    with pytest.raises(UnsupportedProgramError, match="made and that requires gradients"):
+    with pytest.raises(UnsupportedProgramError, match="returns or keeps a new tensor that requires gradients"):
         capture(given_away, (torch.ones(3),))
 
 
@@ -596,7 +596,7 @@ def test_a_view_that_autograd_accepts_no_more_is_refused() -> None:
             x.mul_(2)
         return first
 
-    with pytest.raises(UnsupportedMutationError, match=r"accepts no more(?s:.*)clone"):
+    with pytest.raises(UnsupportedMutationError, match=r"no longer accepts(?s:.*)clone"):
         capture(run, (torch.ones(3),))
 
 
@@ -632,7 +632,9 @@ def test_results_that_are_differentiated_one_after_the_other() -> None:
     one, other = (torch.ones(3, requires_grad=True) for _ in range(2))
     y, z = program(one, other)
     y.sum().backward()
-    with pytest.raises(RuntimeError, match=r"a second time\n    why  .*\n    try  add up .* or give retain_graph=True"):
+    with pytest.raises(
+        RuntimeError, match=r"a second time\n    why  .*\n    try  sum the results .* or pass retain_graph=True"
+    ):
         z.sum().backward()
     y, z = program(one, other)
     one.grad = other.grad = None
@@ -690,7 +692,7 @@ def test_a_part_beyond_a_view_that_is_changed_afterwards_has_no_gradient(first: 
         assert want.sum() == write  # eager looks for the part in the whole memory, once that was written
         result = capture(run, (x, write))(x, write)
         if write:
-            with pytest.raises(UnsupportedMutationError, match="goes beyond it"):
+            with pytest.raises(UnsupportedMutationError, match="reads memory beyond"):
                 result.sum().backward()
         else:
             torch.testing.assert_close(torch.autograd.grad(result.sum(), x)[0], want)
@@ -713,7 +715,7 @@ def test_a_write_beside_a_backward_inside_is_none_that_gradients_pass_by(anew: b
     program(weight, x)
     assert torch.equal(weight.grad, torch.full((3,), 2.0))  # type: ignore[arg-type]
     if anew:  # the backward is a part of the graph
-        with pytest.raises(RuntimeError, match="whose own backward"):
+        with pytest.raises(RuntimeError, match="that itself calls backward"):
             x.sum().backward()
         assert leaf.grad is None
     else:
@@ -806,7 +808,9 @@ def test_data_of_a_view_of_a_tensor_that_is_written_are_refused() -> None:
         x.add_(1)
         y.data = y * 2
 
-    with pytest.raises(UnsupportedMutationError, match="`y`, which requires gradients, gets new metadata"):
+    with pytest.raises(
+        UnsupportedMutationError, match="`y`, which requires gradients, changes its size, strides or memory"
+    ):
         memory = torch.arange(4.0) * torch.ones(4, requires_grad=True)
         capture(run, (memory[0], memory[1:]))(memory[0], memory[1:])
 
@@ -840,7 +844,9 @@ def test_data_of_a_view_that_are_written_are_refused(run: Callable[[Tensor], Ten
     leaf = torch.arange(6.0, requires_grad=True)
     assert torch.autograd.grad(run((leaf * 1)[2:4]).sum(), leaf)[0].count_nonzero() == 2
     for view in ((leaf * 1)[2:4], (leaf * 1)[:2], leaf.as_strided((2, 1), (1, 1), 3)):
-        with pytest.raises(UnsupportedProgramError, match=r"`x` other data by `\.data =`(?s:.*)test_capture_gradients"):
+        with pytest.raises(
+            UnsupportedProgramError, match=r"the data of `x` by `\.data =`(?s:.*)test_capture_gradients"
+        ):
             capture(run, (view,))
         captured = capture(lambda x: run(x.clone()), (view,))  # as the error says
         wanted = torch.autograd.grad(run(view.clone()).sum(), leaf, retain_graph=True)[0]
@@ -871,7 +877,7 @@ def test_new_metadata_of_a_view_that_has_views_are_refused() -> None:
 
     leaf = torch.ones(2, requires_grad=True)
     assert torch.autograd.grad(run((leaf * 2).view(2)).sum(), leaf)[0].tolist() == [2, 2]
-    with pytest.raises(UnsupportedProgramError, match="where it has views, by `requires_grad_` or `as_strided_`"):
+    with pytest.raises(UnsupportedProgramError, match="if it has views, by `requires_grad_` or `as_strided_`"):
         capture(run, ((leaf * 2).view(2),))
 
     def turned(x: Tensor) -> Tensor:
@@ -913,7 +919,7 @@ def test_pieces_of_a_part_are_refused_where_another_part_is_written(write: Calla
 
     with pytest.raises(RuntimeError, match="Output 0 of Split is a view"):
         run(*parts(torch.ones(4, requires_grad=True)))
-    with pytest.raises(UnsupportedMutationError, match=r"`y` is written, and the program makes pieces .* of `x`"):
+    with pytest.raises(UnsupportedMutationError, match=r"`y` is written, and the program splits .* `x`"):
         capture(run, parts(torch.ones(4, requires_grad=True)))
     assert torch.equal(capture(run, parts(torch.ones(4)))(*parts(torch.ones(4))), torch.zeros(1))
 
@@ -925,7 +931,9 @@ def test_a_view_that_requires_gradients_whose_memory_is_written_behind_it_is_ref
         x.detach().add_(-2)
         (view * view).sum().backward()
 
-    with pytest.raises(UnsupportedProgramError, match="a view is told to require gradients, and then the memory"):
+    with pytest.raises(
+        UnsupportedProgramError, match="sets requires_grad on a view, and then writes to the view's base"
+    ):
         capture(run, (torch.ones(1, 1),))
 
 
@@ -1019,7 +1027,7 @@ def test_tangents_of_forward_mode_are_not_lost() -> None:
     program = capture(torch.sin, (torch.ones(3),))
     with forward_ad.dual_level():
         dual = forward_ad.make_dual(torch.ones(3), torch.ones(3))
-        with pytest.raises(RuntimeError, match=r"inside of torch\.func\.grad, vmap, jvp, dual_level"):
+        with pytest.raises(RuntimeError, match=r"inside torch\.func\.grad, vmap, jvp, dual_level"):
             program(dual)
     assert torch.equal(program(torch.ones(3)), torch.ones(3).sin())
 

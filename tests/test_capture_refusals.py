@@ -99,7 +99,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {
     "mkldnn input": (lambda: lambda x: x.to_dense(), X.to_mkldnn, "`x` is a mkldnn tensor"),
     "state": (lambda: linear(two()), lambda: X, "`weight` is a TwoTensor"),
     "lazy state": (lambda: nn.LazyLinear(3), lambda: X, "`weight` has no size yet"),
-    "result": (lambda: lambda x: TwoTensor(x * 2, x * 3), lambda: X, "gives or keeps is a TwoTensor"),
+    "result": (lambda: lambda x: TwoTensor(x * 2, x * 3), lambda: X, "returns or keeps is a TwoTensor"),
     "made inside": (lambda: lambda x: TwoTensor(x, x) + 1, lambda: X, "the program uses is a TwoTensor"),
     "masked inside": (lambda: lambda x: masked_tensor(x, x > 2).sum(), lambda: X, "the program uses is a MaskedTensor"),
     "reached": (lambda: lambda x: x + CONSTANTS["two"], lambda: X, "the program uses is a TwoTensor"),
@@ -109,37 +109,37 @@ REFUSED: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {
         lambda: X,
         "the module `inner` is a ScriptModule",
     ),
-    "where memory is": (lambda: lambda x: x + (x.data_ptr() > 0), lambda: X, "asks where in memory a tensor lies"),
-    "an array": (lambda: lambda x: x + int(x.numpy().sum()), lambda: X, "makes a NumPy array of a tensor"),
+    "where memory is": (lambda: lambda x: x + (x.data_ptr() > 0), lambda: X, "reads the address of a tensor"),
+    "an array": (lambda: lambda x: x + int(x.numpy().sum()), lambda: X, "makes a NumPy array from a tensor"),
     "a backward that goes further": (
         lambda: lambda x: x.sum().backward(),
         lambda: torch.ones(3, requires_grad=True) * 2,
-        "runs a backward through how its inputs were computed",
+        "runs a backward into the operators that computed its inputs",
     ),
     "a hook that stays": (
         lambda: lambda x: x.register_hook(lambda gradient: gradient * 2) and x * 2,
         lambda: torch.ones(3, requires_grad=True),
         "registers a hook on the gradient of `x`",
     ),
-    "is a view": (lambda: lambda x: x + int(x._is_view()), lambda: X[1:], "asks whether `x` is a view"),
-    "a state that is set again": (lambda: drawn_twice, lambda: X, "when it has set it back"),
-    "another state": (lambda: with_another_state, lambda: X, "sets the state of a generator of torch's"),
-    "a seed as before": (lambda: seeded(torch.Generator()), lambda: X, "sets the state of a generator of torch's"),
-    "an attribute given": (lambda: lambda x: setattr(x, "scale", 2), lambda: X, "gives the attribute `scale` to `x`"),
+    "is a view": (lambda: lambda x: x + int(x._is_view()), lambda: X[1:], "depends on whether `x` is a view"),
+    "a state that is set again": (lambda: drawn_twice, lambda: X, "after it has restored its state"),
+    "another state": (lambda: with_another_state, lambda: X, "sets the state of a torch generator"),
+    "a seed as before": (lambda: seeded(torch.Generator()), lambda: X, "sets the state of a torch generator"),
+    "an attribute given": (lambda: lambda x: setattr(x, "scale", 2), lambda: X, "sets the attribute `scale` of `x`"),
     "an object as attribute": (
         lambda: lambda x: x * x.scales[0],
         lambda: with_attribute(torch.ones(3), "scales", [2]),
-        "asks `x` for its attribute `scales`, a list",
+        "reads the attribute `scales` of `x`, a list",
     ),
     "a scan": (
         lambda: differentiated_scan,
         lambda: torch.ones(3, requires_grad=True),
-        "takes gradients through an operator whose body torch compiles by itself",
+        "computes gradients through an operator whose body torch compiles separately",
     ),
     "a compressed sparse tensor": (
         lambda: lambda x: torch.sparse_csr_tensor(torch.arange(4), torch.arange(3), x, (3, 3)) @ x,
         lambda: X,
-        "makes a compressed sparse tensor of its parts",
+        "makes a compressed sparse tensor from its parts",
     ),
 }
 
@@ -224,7 +224,7 @@ def test_what_a_program_hides_is_refused() -> None:
         hidden.put(y)
         return y
 
-    what = r"a tensor of size \(2, 3\) that the program computes is kept by an object of the class SimpleQueue"
+    what = r"a tensor of size \(2, 3\) that the program computes is still held by an object of the class SimpleQueue"
     with pytest.raises(UnsupportedProgramError, match=what) as raised:
         capture(run, (X,))
     assert re.search(r'at   .*test_capture_refusals\.py", line \d+, in run +y = x \* 2', str(raised.value))
@@ -240,7 +240,7 @@ def test_iterators_are_refused() -> None:
 @pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
 def test_a_program_is_bound_to_its_state(duplicate: Callable[[Any], Any]) -> None:
     program = capture(nn.Linear(3, 2), (X,))
-    with pytest.raises(TypeError, match="a captured program is copied or pickled"):
+    with pytest.raises(TypeError, match="a captured program cannot be copied or pickled"):
         duplicate(program)
     assert torch.equal(program(X), program(X))
 
@@ -256,7 +256,7 @@ def test_a_program_is_bound_to_its_state(duplicate: Callable[[Any], Any]) -> Non
     ],
 )
 def test_texts_of_tensors_are_not_kept(program: Callable[[Tensor], Any]) -> None:
-    with pytest.raises(UnsupportedProgramError, match="a tensor written as text"):
+    with pytest.raises(UnsupportedProgramError, match="contains the text of a tensor"):
         capture(program, (X,))
     assert not (TEXTS or BY_TEXT)
 
@@ -298,8 +298,8 @@ PAST_TENSORS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "frees an input": (lambda x: [x.untyped_storage().resize_(0)].clear(), "resizes the storage"),
     "makes room": (lambda x: [x.untyped_storage().resize_(64)].clear(), "resizes the storage"),
     "frees a result": (frees_its_result, "resizes the storage"),
-    "fills": (lambda x: [x.untyped_storage().fill_(0)].clear(), "bytes of the storage"),
-    "writes a byte": (writes_a_byte, "bytes of the storage"),
+    "fills": (lambda x: [x.untyped_storage().fill_(0)].clear(), "bytes of a storage directly"),
+    "writes a byte": (writes_a_byte, "bytes of a storage directly"),
     "reads a byte": (lambda x: x.untyped_storage()[0], "bytes of a storage"),
     "gives a storage": (lambda x: x.untyped_storage(), "UntypedStorage"),
     "gives a list with one": (lambda x: [x.untyped_storage()], "UntypedStorage"),
@@ -323,7 +323,7 @@ def test_storages_that_are_as_they_were_in_the_end_may_be_resized() -> None:
 
 ARRAY, TENSOR, NOTES = np.zeros(3), torch.zeros(3), dict[str, Any]()
 OWN, OF_NUMPY, OF_TORCH = random.Random(0), np.random.default_rng(0), torch.Generator()
-DRAW = "draw by torch"
+DRAW = "draw with torch"
 
 
 def drawing(draw: Callable[[], float]) -> Callable[[Tensor], Tensor]:
@@ -377,10 +377,10 @@ UNSEEN: dict[str, tuple[Callable[[Tensor], Any], str, Callable[[Tensor], Any]]] 
     "NumPy": (drawing(lambda: np.random.rand()), DRAW, lambda x: x * torch.rand(()).item()),
     "an object": (drawing(lambda: OWN.random()), DRAW, lambda x: x * torch.rand(())),
     "an object of NumPy's": (drawing(lambda: OF_NUMPY.random()), DRAW, lambda x: x * torch.rand(())),
-    "an array": (writes_to_an_array, r"write to a tensor instead.*torch.tensor\(array\)", writes_to_a_tensor),
+    "an array": (writes_to_an_array, r"write to a tensor that is made from.*torch.tensor\(array\)", writes_to_a_tensor),
     "an attribute": (gives_an_attribute, "a dict or an attribute of an object", keeps_a_note),
-    "a seed": (seeds_its_own, "a generator that it makes there", makes_its_own),
-    "a generator": (gives_a_generator, "a list or a dict", lambda x: [x * number for number in range(3)]),
+    "a seed": (seeds_its_own, "make a generator", makes_its_own),
+    "a generator": (gives_a_generator, "a list, a dict", lambda x: [x * number for number in range(3)]),
 }
 
 

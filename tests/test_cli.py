@@ -179,10 +179,10 @@ def test_specs_make_tensors() -> None:
         ("f32[2", "a tensor is written as"),
         ("f32[n]", "a tensor is written as"),
         ("f32[-1]", "a tensor is written as"),
-        ("f32[2]<5", "a limit is for integers"),
-        ("bool[2]<1", "a limit is for integers"),
-        ("i8[2]<129", "below 128"),
-        ("u8[2]<0", "a limit above 0"),
+        ("f32[2]<5", "only integers can have a limit"),
+        ("bool[2]<1", "only integers can have a limit"),
+        ("i8[2]<129", "at most 128"),
+        ("u8[2]<0", "must be above 0"),
         ("=x", "a Python literal"),
     ],
 )
@@ -192,7 +192,7 @@ def test_specs_that_cannot_be_read(text: str, message: str) -> None:
 
 
 def test_a_keyword_is_given_once() -> None:
-    with pytest.raises(SpecError, match="there twice"):
+    with pytest.raises(SpecError, match="given twice"):
         make_inputs([Spec.parse("=1@x"), Spec.parse("=2@x")], seed=0)
 
 
@@ -204,7 +204,7 @@ def test_a_keyword_is_given_once() -> None:
     [
         ("cli_models", "write package.module:object"),
         ("nowhere.models:f", "no module 'nowhere'"),
-        ("cli_models:decod", "near it are decode"),
+        ("cli_models:decod", "similar names: decode"),
         ("cli_models:limit", "neither a function nor a module"),
         ("cli_models:Needy", "write a function that makes the model"),
     ],
@@ -224,11 +224,11 @@ def test_a_module_that_lacks_a_dependency_says_which(run: Any) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("SGG", "near it are SGD"),
+        ("SGG", "similar names: SGD"),
         ("SGD(0.1)", "write it as 'SGD"),
         ("SGD(lr=", "cannot read the optimizer"),
         ("SGD(speed=1)", "cannot be called with the model's parameters"),
-        ("builtins:list", "gives a list, which is no optimizer"),
+        ("builtins:list", "returns a list, which is not an optimizer"),
     ],
 )
 def test_optimizers_that_cannot_be_used(text: str, message: str) -> None:
@@ -252,7 +252,7 @@ def test_sizes_that_may_differ() -> None:
     for text in ("n", "n=5:2", "2=3:4"):
         with pytest.raises(TargetError):
             bounds_of([text])
-    for text, message in (("k=2:3", "no input names a size 'k'"), ("n=5:", "outside of its bounds")):
+    for text, message in (("k=2:3", "no input has a size named 'k'"), ("n=5:", "outside its bounds")):
         with pytest.raises(TargetError, match=message):
             dynamic_shapes_of(specs, bounds_of([text]))
 
@@ -315,7 +315,7 @@ def test_verify(run: Any, arguments: tuple[str, ...]) -> None:
 
 def test_verify_tries_the_ends_of_ranges(run: Any) -> None:
     printed = passes(run("verify", "cli_models:Net", "f32[n=4,3]", "--range", "n=2:9"))
-    assert "in 1 run(s), and at 2 ends of ranges of sizes" in printed
+    assert "in 1 run(s), and at 2 ends of ranges of dynamic sizes" in printed
     assert "ends" not in passes(run("verify", "cli_models:Net", "f32[4,3]"))
 
 
@@ -343,7 +343,7 @@ def test_ends_of_ranges() -> None:
 
 def test_ranges_that_a_program_does_not_take(run: Any) -> None:
     result = run("trace", "cli_models:branching", "f32[n=4]", "--range", "n=2:64")
-    assert result.exit_code == 1 and "not right for 6" in result.stderr and "try  --range n=2:5, or" in result.stderr
+    assert result.exit_code == 1 and "does not support 6" in result.stderr and "try  --range n=2:5, or" in result.stderr
     passes(run("trace", "cli_models:branching", "f32[n=4]", "--range", "n=2:5"))
 
 
@@ -414,7 +414,7 @@ def test_without_inputs_sizes_are_those_of_the_capture(run: Any, kind: str) -> N
     passes(run("export", "cli_models:Net", "f32[n=7,3]", "--range", "n=5:64", "--to", kind, "-o", f"net.{kind}"))
     ran = run("run", f"net.{kind}", "--json")
     if kind == "jax":  # its files do not tell
-        assert "say which to pass" in ran.stderr
+        assert "say which inputs to pass" in ran.stderr
         ran = run("run", f"net.{kind}", "f32[7,3]", "--json")
     assert json.loads(passes(ran))["calls"][0][0]["shape"] == [7, 2]
 
@@ -426,13 +426,13 @@ def test_files_that_cannot_be_written_or_run(run: Any, tmp_path: Path) -> None:
     for arguments, said in (
         (("run", "none.pt2"), "there is no file none.pt2"),
         (("run", "net.txt"), "end in .pt2, .onnx, .stablehlo, .jax"),
-        (("run", "text.jax"), "is no program that to_stablehlo wrote"),
-        (("run", "text.stablehlo"), "is no program that to_stablehlo wrote"),
-        (("run", "text.onnx"), "is no ONNX file"),
-        (("run", "text.pt2"), "is no program of torch.export"),
+        (("run", "text.jax"), "was not written by to_stablehlo"),
+        (("run", "text.stablehlo"), "was not written by to_stablehlo"),
+        (("run", "text.onnx"), "is not an ONNX file"),
+        (("run", "text.pt2"), "was not written by torch.export"),
         (("export", "cli_models:Net", "f32[4,3]", "--to", "pt2", "-o", "net.onnx"), "ends in .pt2: net.pt2"),
         (("export", "cli_models:Net", "f32[4,3]", "--to", "folder", "-o", "net.onnx"), "name a folder, net"),
-        (("export", "cli_models:Net", "f32[4,3]", "-o", "net.txt"), "say --to folder"),
+        (("export", "cli_models:Net", "f32[4,3]", "-o", "net.txt"), "pass --to folder"),
         (("export", "cli_models:Net", "f32[4,3]", "-o", "net.pt2", "--verify"), "--verify is for ONNX files"),
         (("export", "cli_models:Net", "f32[4,3]", "-o", "net.pt2", "--no-check"), "--no-check is for ONNX files"),
         (("export", "cli_models:Net", "f32[4,3]", "-o", "net.onnx", "--metadata", "x"), "write KEY=VALUE"),
@@ -455,7 +455,7 @@ def test_the_ending_says_what_is_written_and_onnx_has_options(run: Any, tmp_path
     assert {entry.key: entry.value for entry in model.metadata_props}["author"] == "me"
     assert "| `rows` | FLOAT | [batch, 3] | argument |" in (tmp_path / "net.md").read_text()
     twice = run("export", "cli_models:Net", "f32[4,3]", "-o", "net.onnx", "--input-names", "a,b")
-    assert twice.exit_code == 1 and "the program has 1 there: x" in twice.stderr
+    assert twice.exit_code == 1 and "the program has 1: x" in twice.stderr
 
 
 @pytest.mark.filterwarnings("default")
@@ -468,8 +468,8 @@ def test_a_module_in_training_mode_is_warned_of_in_one_line(run: Any, tmp_path: 
 @pytest.mark.filterwarnings("default")
 def test_asserted_decisions_are_listed_in_one_line(run: Any, tmp_path: Path) -> None:
     said = run("export", "cli_models:deciding", "f32[4,3]", "-o", "net.pt2").stderr
-    assert said.startswith("warning: the program is exported with its decisions") and said.count("\n") == 1
-    assert "if x.mean() < 50 else x * 2 -> True; try torch.where" in said
+    assert said.startswith("warning: the program branches on tensor values") and said.count("\n") == 1
+    assert "if x.mean() < 50 else x * 2 -> True; try use torch.where" in said
 
 
 def test_report(run: Any, tmp_path: Path) -> None:
@@ -492,7 +492,7 @@ def test_ops() -> None:
     listed = json.loads(passes(runner.invoke(commands, ["ops", "--kind", "inplace", "--random", "--json"])))
     assert "aten::bernoulli_.float" in {row["name"] for row in listed["ops"]}
     unknown = runner.invoke(commands, ["ops", "ad_.Tensor"])
-    assert unknown.exit_code == 1 and "near it are" in unknown.stderr
+    assert unknown.exit_code == 1 and "similar names" in unknown.stderr
     assert runner.invoke(commands, ["ops"]).exit_code == 2
 
 

@@ -261,10 +261,10 @@ PROGRAMS: dict[str, Callable[[], Made]] = {
 # What is refused, by what its message says.
 REFUSED = {
     "a stream": "stream",
-    "seeds": "sets the state of a generator",
-    "LSTM, dropout": "drop out between",
+    "seeds": "sets the state of a torch generator",
+    "LSTM, dropout": "with dropout between",
     "checkpointed, reentrant": "use_reentrant",
-    "draws that are set back in part": "sets back some of the generators",
+    "draws that are set back in part": "restores the state of some generators",
 }
 
 

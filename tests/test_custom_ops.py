@@ -372,10 +372,10 @@ def two_dtypes(x: Tensor) -> Any:
 
 
 NO_FORM: dict[Callable[..., Any], str] = {
-    returns_what_it_writes: "returns what it writes",
-    writes_out_and_returns_it: "returns what it writes",
+    returns_what_it_writes: "returns the tensor that it writes",
+    writes_out_and_returns_it: "returns the tensor that it writes",
     returns_a_list: "return tensors or nothing",
-    reads_what_it_writes: "on a copy of what it writes",
+    reads_what_it_writes: "on a copy of the tensor that it writes",
     two_dtypes: "one base of one dtype",
 }
 

@@ -117,7 +117,7 @@ def test_shards_after_materialization() -> None:
     whole = materialize_tensor(tensor)
     assert torch.equal(materialize_tensor(tensor, shard=(0, 1, 2)), whole[5:])
     for wrong in ((1, 0, 2), (0, 2, 2), (0, -1, 2)):
-        with pytest.raises(ValueError, match="is \\(dim, rank, world\\)"):
+        with pytest.raises(ValueError, match="must be \\(dim, rank, world\\)"):
             materialize_tensor(tensor, shard=wrong)
 
 

@@ -95,7 +95,7 @@ def antialiased_bytes(x: Tensor) -> Tensor:
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize(
     ("run", "why"),
-    [(column, "one column of another height"), (of_bytes, "takes uint8"), (antialiased_bytes, "takes uint8")],
+    [(column, "one column wide"), (of_bytes, "takes uint8"), (antialiased_bytes, "takes uint8")],
 )
 def test_what_only_torchs_kernels_compute_so(
     run: Callable[[Tensor], Tensor], why: str, route: str, tmp_path: Path

@@ -124,7 +124,7 @@ def test_arguments_that_lie_otherwise_are_refused(name: str, route: Any, tmp_pat
         torch.testing.assert_close(called(mine), program(eager), rtol=0, atol=0)
         torch.testing.assert_close(mine, eager, rtol=0, atol=0)
     untouched = other()
-    with pytest.raises((RuntimeError, ValueError), match="otherwise in memory"):
+    with pytest.raises((RuntimeError, ValueError), match="another memory layout"):
         called(untouched)
     torch.testing.assert_close(untouched, other(), rtol=0, atol=0)
 
@@ -155,7 +155,7 @@ def test_sizes_that_differ(route: Any, tmp_path: Path) -> None:
     mine, eager = torch.ones(5, 2), torch.ones(5, 2)
     torch.testing.assert_close(called(mine), written_flat(eager), rtol=0, atol=0)
     torch.testing.assert_close(mine, eager, rtol=0, atol=0)
-    with pytest.raises((RuntimeError, ValueError), match="otherwise in memory"):
+    with pytest.raises((RuntimeError, ValueError), match="another memory layout"):
         called(torch.ones(2, 5).t())
 
 
@@ -180,14 +180,16 @@ def test_memory_that_an_argument_does_not_show_is_named() -> None:
     memory = torch.arange(4.0)
     captured = capture(program, (torch.arange(4.0)[::2], memory[:2], memory[1:]))
     for export in (captured.to_exported_program, captured.to_core_aten):
-        with pytest.raises(UnsupportedProgramError, match=r"does not show\n    at .*as_strided\(\(1,\), \(1,\), 3\)"):
+        with pytest.raises(
+            UnsupportedProgramError, match=r"outside the argument\n    at .*as_strided\(\(1,\), \(1,\), 3\)"
+        ):
             export()
 
 
 def test_onnx_has_no_elements_before_those_of_a_tensor(tmp_path: Path) -> None:
     pytest.importorskip("onnxscript", reason="needs onnxscript")
     captured = capture(by_places, (part(),))
-    with pytest.raises(UnsupportedExportError, match="begins at 4 in its storage"):
+    with pytest.raises(UnsupportedExportError, match="has the storage offset 4"):
         captured.to_onnx(tmp_path / "program.onnx")
     assert not list(tmp_path.iterdir())
 
@@ -238,7 +240,7 @@ def test_gradients_that_are_left_at_arguments_are_refused() -> None:
     with pytest.raises(UnsupportedExportError, match="leaves a gradient at the input `x`"):
         captured.to_exported_program()
     pytest.importorskip("jax", reason="needs jax")
-    with pytest.raises(UnsupportedProgramError, match="the input `x`\n    why  arrays have no gradients"):
+    with pytest.raises(UnsupportedProgramError, match=r"the input `x`\n    why  .*arrays have no gradients"):
         captured.to_jax()
 
 
@@ -258,5 +260,5 @@ def test_assertions_are_of_the_argument_that_was_asked() -> None:
 
     exported = capture(program, (square(), square())).to_exported_program().module()
     assert torch.equal(exported(square(), turned()), program(square(), turned()))
-    with pytest.raises(RuntimeError, match="`x` lies otherwise"):
+    with pytest.raises(RuntimeError, match="`x` has another memory layout"):
         exported(turned(), square())

@@ -135,7 +135,7 @@ def test_sizes_that_may_differ_and_no_longer_do_are_refused() -> None:
     dims = ({0: Dim("n")},)
     exported = capture(torch.sin, (torch.ones(4),), dynamic_shapes=dims).to_exported_program()
     row_by_row = {torch.ops.aten.sin.default: lambda x: torch.stack([row.cos() for row in x.unbind()])}
-    refused = "dimension 0 of `arg_0` may differ, and taken apart the program is right for 4 alone"
+    refused = "dimension 0 of `arg_0` is dynamic, but the decomposed program supports only 4"
     with pytest.raises(UnsupportedExportError, match=refused), sizes_stay_free(exported, "ONNX"):
         taken_apart(exported, row_by_row, "ONNX")
 
@@ -414,7 +414,7 @@ def test_what_the_first_call_makes_of_constants(source: str) -> None:
 def test_what_the_first_call_makes_with_gradients_is_refused() -> None:
     module = Positions("gradients")
     program = capture(module, (torch.randn(3, 4),))
-    with pytest.raises(UnsupportedExportError, match=r"(?s)the first call makes `table`.*try  call the program once"):
+    with pytest.raises(UnsupportedExportError, match=r"(?s)the first call creates `table`.*try  call the program once"):
         program.to_exported_program()
     program(torch.randn(3, 4))
     run = saved_and_loaded(program.to_exported_program()).module()
@@ -443,20 +443,20 @@ WRITTEN: dict[str, tuple[Callable[[], Any], Callable[[Tensor, Any], Any]]] = {
     "sorted": (of_list, lambda x, held: held.sort(key=lambda one: one is held, reverse=True)),
 }
 CHANGED: dict[str, tuple[Callable[[], Any], Callable[[Tensor, Any], Any], str]] = {
-    "moved": (lambda: OrderedDict(of_dict()), lambda x, held: held.move_to_end("a"), "in another order"),
-    "put back last": (of_dict, lambda x, held: held.update(a=held.pop("a")), "in another order"),
-    "popped": (of_dict, lambda x, held: held.pop("a"), "taken out"),
-    "popped at random": (of_dict, lambda x, held: held.popitem(), "taken out"),
+    "moved": (lambda: OrderedDict(of_dict()), lambda x, held: held.move_to_end("a"), "change their order"),
+    "put back last": (of_dict, lambda x, held: held.update(a=held.pop("a")), "change their order"),
+    "popped": (of_dict, lambda x, held: held.pop("a"), "a call removes"),
+    "popped at random": (of_dict, lambda x, held: held.popitem(), "a call removes"),
     "added": (of_dict, lambda x, held: held.update(z=x + 1), "an entry that a call adds"),
     "added unless there": (of_dict, lambda x, held: held.setdefault("z", x), "an entry that a call adds"),
     "added inside": (lambda: {"in": of_dict()}, lambda x, held: held["in"].update(z=x), "an entry that a call adds"),
     "made by default": (lambda: defaultdict(list, of_dict()), lambda x, held: held["z"].append(x), "a call adds"),
-    "cleared": (of_dict, lambda x, held: held.clear(), "taken out"),
-    "appended": (of_list, lambda x, held: held.append(x), "another length"),
-    "inserted": (of_list, lambda x, held: held.insert(0, x), "another length"),
-    "popped from a list": (of_list, lambda x, held: held.pop(), "another length"),
-    "a slice": (of_list, lambda x, held: operator.setitem(held, slice(1, None), [x]), "another length"),
-    "popped on the left": (lambda: deque(of_list()), lambda x, held: held.popleft(), "another length"),
+    "cleared": (of_dict, lambda x, held: held.clear(), "a call removes"),
+    "appended": (of_list, lambda x, held: held.append(x), "length changes"),
+    "inserted": (of_list, lambda x, held: held.insert(0, x), "length changes"),
+    "popped from a list": (of_list, lambda x, held: held.pop(), "length changes"),
+    "a slice": (of_list, lambda x, held: operator.setitem(held, slice(1, None), [x]), "length changes"),
+    "popped on the left": (lambda: deque(of_list()), lambda x, held: held.popleft(), "length changes"),
     "a number": (lambda: of_dict(n=1), lambda x, held: held.update(n=held["n"] + 1), "a Python value"),
 }
 
@@ -485,7 +485,9 @@ def test_containers_of_arguments_that_are_changed_are_refused(name: str) -> None
     make, change, what = CHANGED[name]
     program, ours, theirs = written_to(change), make(), make()
     captured = capture(program, (torch.ones(2), make()))
-    with pytest.raises(UnsupportedExportError, match=rf"(?s)cause.*held.*{what}.*of its arguments.*change it outside"):
+    with pytest.raises(
+        UnsupportedExportError, match=rf"(?s)cause.*held.*{what}.*of its arguments.*change the container outside"
+    ):
         captured.to_exported_program()
     assert torch.equal(captured(torch.ones(2), ours), program(torch.ones(2), theirs))
     assert list(ours) == list(theirs) if isinstance(ours, dict) else len(ours) == len(theirs)
@@ -514,7 +516,7 @@ def test_an_argument_that_is_state_of_what_is_exported_has_to_be_there() -> None
     assert torch.equal(run(torch.ones(2)), torch.full((2,), 2.0))
     del cache
     gc.collect()
-    with pytest.raises(UnsupportedProgramError, match=r"(?s)`cache`, an object.* is gone.*keep the object"):
+    with pytest.raises(UnsupportedProgramError, match=r"(?s)`cache`, an object.* no longer exists.*keep the object"):
         captured.to_exported_program()
 
 

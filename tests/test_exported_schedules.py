@@ -219,7 +219,9 @@ def test_steps_of_every_second_call_are_refused() -> None:
         return loss.detach()
 
     program = capture(step, (torch.randn(3, 4),))
-    with pytest.raises(UnsupportedExportError, match=r"the first call decides otherwise than later ones: .*% 2 == 0"):
+    with pytest.raises(
+        UnsupportedExportError, match=r"the first call takes another branch than later calls: .*% 2 == 0"
+    ):
         program.to_exported_program()
 
 

@@ -102,7 +102,7 @@ def test_masked_fill_of_an_expanded_tensor_fills_where_any_position_is_masked(mo
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("write", [lambda v: v.tril_(), lambda v: v.index_fill_(0, torch.tensor([0]), 2)])
 def test_other_writes_to_an_expanded_tensor_are_refused(write: Any, mode: Any) -> None:
-    with pytest.raises(UnsupportedMutationError, match="whose positions share elements"):
+    with pytest.raises(UnsupportedMutationError, match="some positions of which are the same element"):
         trace(lambda a: write(a.expand(2, 3)), torch.ones(3), mode=mode)
 
 
@@ -228,7 +228,7 @@ def test_resize_of_an_input_that_shows_part_of_its_storage(mode: Any, remove: st
         return torch.empty(0).set_(torch.arange(12.0).untyped_storage(), 0, (2,), (1,))
 
     if mode == "symbolic":  # how large the storage is when the graph is run, no symbol says
-        with pytest.raises(UnsupportedMutationError, match="grows into a storage that it shows in part"):
+        with pytest.raises(UnsupportedMutationError, match="in a storage that is larger than the tensor"):
             trace(f, part(), remove=remove, mode=mode)
     else:
         assert_equivalent(f, part(), remove=remove, tracing_mode=mode)
@@ -565,7 +565,7 @@ def test_view_of_what_data_were_before_a_backward_inside_requires_gradients(remo
     try:
         rows.sum().backward()
     except RuntimeError as error:
-        assert "whose own backward" in str(error)
+        assert "that itself calls backward" in str(error)
     else:
         assert torch.equal(x.grad, torch.full((4,), 4.0))
 
@@ -593,7 +593,7 @@ def test_out_of_a_size_that_the_data_tell_beyond_what_an_input_shows(remove: str
         return chosen
 
     x = torch.arange(24.0)[7:].as_strided((1, 3), (6, 2))
-    with pytest.raises(UnsupportedMutationError, match="not known while tracing"):
+    with pytest.raises(UnsupportedMutationError, match="unknown while the program is traced"):
         capture(f, (x,), remove=remove)(x)
 
 
@@ -633,7 +633,7 @@ def test_leaf_that_gets_data_of_another_size_where_the_results_have_no_backward(
     (x * 2).sum().backward()  # while the result lives, and with it what autograd knows of the leaf
     assert x.grad is not None and torch.equal(x.grad, torch.full((2, 2), 2.0))
     for source in (x, y):
-        with pytest.raises(RuntimeError, match="whose own backward"):
+        with pytest.raises(RuntimeError, match="that itself calls backward"):
             torch.autograd.grad(made.sum(), source, allow_unused=True)
 
 
@@ -704,7 +704,7 @@ def test_gradient_by_older_views_of_what_is_not_contiguous() -> None:
     assert_equivalent(by_view, leaf((3, 1)), transform=lambda f: capture(f, (leaf((3, 1)),)))
     assert_equivalent(by_newer_view, leaf((1, 2)), transform=lambda f: capture(f, (leaf((1, 2)),)))
     with pytest.raises(
-        UnsupportedMutationError, match="not contiguous"
+        UnsupportedMutationError, match="non-contiguous"
     ):  # the strides of eager's are those of the leaf
         capture(by_view, (leaf((1, 2)),))
 
@@ -724,7 +724,7 @@ def test_computed_inputs_are_no_leaves_without_gradients() -> None:
         x, y = computed(), computed()
         with mode():
             assert not capture(is_leaf, (x,))(y)
-    with torch.no_grad(), pytest.raises(UnsupportedMutationError, match="requires gradients again"):
+    with torch.no_grad(), pytest.raises(UnsupportedMutationError, match="sets requires_grad again"):
         capture(new_leaf, (x,))
 
 
@@ -738,7 +738,7 @@ def test_refused_call_leaves_inputs_without_gradients() -> None:
         return torch.ones(2), torch.full((3,), number)
 
     program, (x, y) = capture(f, inputs(0)), inputs(1)
-    with pytest.raises(DataDependentError, match="does not hold"):
+    with pytest.raises(DataDependentError, match="do not satisfy"):
         program(x, y)
     assert not x.requires_grad
     program(*inputs(0))
@@ -791,7 +791,7 @@ def test_lazy_negation_resized_in_inference_mode_is_refused() -> None:
         return x.mul_(2)
 
     x = torch.arange(9.0).view(3, 3)
-    with torch.inference_mode(), pytest.raises(UnsupportedMutationError, match="lazy conjugate or negation"):
+    with torch.inference_mode(), pytest.raises(UnsupportedMutationError, match="lazily conjugated or negated"):
         capture(f, (x,))
     ours, eager = x.clone(), x.clone()
     assert torch.equal(capture(f, (ours,))(ours), f(eager))
@@ -884,7 +884,7 @@ def test_gradients_of_views_of_what_is_transposed_in_place_are_refused(transpose
     x = torch.arange(4.0).view(2, 2)
     torch.testing.assert_close(capture(f, (x,))(x), f(x))
     x.requires_grad_()
-    with pytest.raises(UnsupportedMutationError, match="what it is a view of, got new metadata"):
+    with pytest.raises(UnsupportedMutationError, match="after its metadata, or its base's, changed"):
         torch.autograd.grad(capture(f, (x,))(x), x)
     ours, eager = (torch.autograd.grad(run(x), x) for run in (capture(taken_again, (x,)), taken_again))
     torch.testing.assert_close(ours, eager)
@@ -1139,7 +1139,7 @@ def test_an_input_that_goes_beyond_itself_among_other_changes_is_refused(changes
 
     program = capture(f, (given(torch.arange(9.0)),), on_guard_failure="recapture")
     x = given(torch.arange(9.0, requires_grad=True))
-    with pytest.raises(UnsupportedMutationError, match=r"goes beyond it(.|\n)*getattr\(x, name\)"):
+    with pytest.raises(UnsupportedMutationError, match=r"reads memory beyond(.|\n)*getattr\(x, name\)"):
         program(x)
     assert x.size() == (2, 1)
     assert torch.equal(program(given(torch.arange(9.0))), f(given(torch.arange(9.0))))
@@ -1190,7 +1190,7 @@ def test_what_may_share_memory_with_a_written_copy_is_checked_when_the_graph_is_
     torch.testing.assert_close(trace(f, x, mode=mode, remove=remove)(one), f(one))
     graph = trace(g, x, mode=mode, remove=remove)
     torch.testing.assert_close(graph(x), g(x))
-    with pytest.raises(RuntimeError, match="has one position in some dimension"):
+    with pytest.raises(RuntimeError, match="data-dependent size is 1"):
         graph(one)
     checks = graph.graph.find_nodes(op="call_function", target=torch.ops.aten._assert_scalar.default)
     assert len(checks) == 1
@@ -1222,5 +1222,5 @@ def test_a_leaf_that_is_a_view_of_what_changes_its_metadata_is_told_of() -> None
         x[0].fill_(1)
         (view * 3).sum().backward()
 
-    with pytest.raises(UnsupportedProgramError, match=r"gets new metadata(.|\n)*view \* 3"):
+    with pytest.raises(UnsupportedProgramError, match=r"changes its size or strides(.|\n)*view \* 3"):
         capture(f, (torch.arange(2.0),))

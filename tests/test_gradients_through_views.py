@@ -154,7 +154,7 @@ def test_inference_tensors_are_no_others() -> None:
     plain = torch.ones(3)
     with torch.inference_mode():
         program = capture(f, (torch.ones(3),))
-        with pytest.raises(InputMismatchError, match="is no inference tensor, and was one"):
+        with pytest.raises(InputMismatchError, match="is not an inference tensor, and was one"):
             program(plain)
         with pytest.raises(InputMismatchError, match="is an inference tensor, and was none"):
             capture(f, (plain,))(torch.ones(3))
@@ -189,7 +189,7 @@ LEAF_VIEWS = [_reads_without_gradients, _writes_what_has_views, _turns_what_has_
 @pytest.mark.parametrize("f", LEAF_VIEWS)
 def test_leaves_that_are_views(f: Callable[[torch.Tensor], torch.Tensor]) -> None:
     """Eager goes back to what such a leaf is a view of, which requires no gradients."""
-    with pytest.raises(UnsupportedProgramError, match="told to require gradients when it was a view"):
+    with pytest.raises(UnsupportedProgramError, match="a view whose requires_grad was set"):
         capture(f, (torch.arange(4.0).view(2, 2).requires_grad_(),))
     program = capture(f, (torch.ones(2, 2, requires_grad=True),))
     with pytest.raises(InputMismatchError, match="is a leaf, and a view"):
@@ -218,7 +218,7 @@ def test_new_metadata_of_an_input_where_gradients_are_off_is_refused() -> None:
 
     leaf = torch.ones(2, 2, requires_grad=True)
     torch.testing.assert_close(capture(f, (leaf.clone(),))(leaf.clone()), f(leaf.clone()))
-    with pytest.raises(UnsupportedMutationError, match="where gradients are off"):
+    with pytest.raises(UnsupportedMutationError, match="with grad mode off"):
         capture(f, (leaf.clone(),))(leaf.clone()).sum().backward()
 
 
@@ -248,7 +248,7 @@ def test_new_metadata_of_another_view_is_refused() -> None:
         return turned
 
     x = torch.arange(4.0).view(2, 2).requires_grad_()
-    with pytest.raises(UnsupportedMutationError, match="what it is a view of, got new metadata"):
+    with pytest.raises(UnsupportedMutationError, match="after its metadata, or its base's, changed"):
         capture(f, (x,))(x).sum().backward()
 
 

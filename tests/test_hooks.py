@@ -25,10 +25,10 @@ REFUSALS = (UnsupportedMutationError, UnsupportedProgramError, InputMismatchErro
 EXAMPLES = [torch.arange(6.0).reshape(2, 3) / 4 + number for number in range(3)]
 EQUAL, REFUSED = "equal", "refused"
 CHANGES = "the backward of the program changes"  # said when somebody asks for the gradients
-WRITES = "the backward writes to a tensor that was there before"
-LEFT = "registers a hook .* and leaves it there"
-NODES = "refers to functions of autograd"
-ADDED_UP = "autograd's function that adds up those of `world.first.weight` has hooks"
+WRITES = "the backward writes to a tensor that existed before"
+LEFT = "registers a hook .* and does not remove it"
+NODES = "refers to autograd nodes"
+ADDED_UP = "autograd node that accumulates the gradient of `world.first.weight` has hooks"
 KEPT = "of class AccumulateGrad, was made by the program"
 
 

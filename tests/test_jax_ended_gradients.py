@@ -183,7 +183,7 @@ def test_gradients_end_where_they_do_in_eager(name: str) -> None:
     same(expected, jax.jit(jax.grad(call))(from_torch(X)))
     same(torch.stack([expected, expected]), jax.vmap(jax.grad(call))(jnp.stack([from_torch(X)] * 2)))
     same(function(X), call(from_torch(X)))  # type: ignore[no-untyped-call]
-    with pytest.raises(UnsupportedProgramError, match="twice") as error:
+    with pytest.raises(UnsupportedProgramError, match="second time") as error:
         jax.hessian(call)(from_torch(X))
     assert line in str(error.value)
 
@@ -326,7 +326,7 @@ def decides(x: Tensor) -> Tensor:
 
 def test_what_has_no_backward_is_refused_with_the_reason_and_the_lines() -> None:
     step = capture(decides, (X,)).to_jax()
-    with pytest.raises(UnsupportedProgramError, match="it decides by data") as error:
+    with pytest.raises(UnsupportedProgramError, match="it branches on tensor values") as error:
         jax.grad(lambda x: step({}, x)[1])(from_torch(X))
     assert "(x * x.detach()).sum()" in str(error.value)
     same(decides(X), step({}, from_torch(X))[1])

@@ -189,5 +189,5 @@ def test_refused_in_graphs(func: Function, remove: str) -> None:
 
 @EITHER
 def test_a_write_to_what_a_fake_tensor_does_not_know_to_be_quantized_is_refused(remove: str) -> None:
-    with pytest.raises(UnsupportedMutationError, match="which a fake tensor takes for plain numbers"):
+    with pytest.raises(UnsupportedMutationError, match="which fake tensors treat as an ordinary tensor"):
         make_fx(functionalize(requantized, remove=remove), tracing_mode="fake")(X)

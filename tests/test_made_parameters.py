@@ -183,5 +183,5 @@ def test_what_is_made_keeps_its_gradient(func: Callable[[Tensor], Any]) -> None:
 
 def test_gradients_of_what_is_made_are_not_dropped_by_exporters() -> None:
     program = capture(detached_again, (torch.ones(3),))
-    with pytest.raises(UnsupportedExportError, match="a gradient at a tensor that it makes"):
+    with pytest.raises(UnsupportedExportError, match="a gradient on a tensor that it creates"):
         program.to_exported_program()

@@ -243,7 +243,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="no file"):
         onnx.load(tmp_path / "none.onnx")
     for name in ("other", "truncated", "text"):
-        with pytest.raises(ValueError, match=r"was not written by to_onnx|is no ONNX file"):
+        with pytest.raises(ValueError, match=r"was not written by to_onnx|is not an ONNX file"):
             onnx.load(tmp_path / f"{name}.onnx")
     package.helper.set_model_props(empty, {"functionalize": '{"format": 0}'})
     package.save(empty, str(tmp_path / "older.onnx"))
@@ -266,9 +266,9 @@ def test_sizes_are_held_to_what_was_captured(tmp_path: Path) -> None:
     other = torch.randn(5), torch.randn(10), torch.randn(12)
     torch.testing.assert_close(loaded(*other), run(*other))
     for sizes, message in [
-        ((1, 2, 8), "is 1, and the program was captured for 2 to 16"),
-        ((17, 34, 8), "is 17, and the program was captured for 2 to 16"),
-        ((3, 3, 8), "dimension 0 of the argument `y` is 3, and the program was captured for 6"),
+        ((1, 2, 8), "is 1, but the program was captured for 2 to 16"),
+        ((17, 34, 8), "is 17, but the program was captured for 2 to 16"),
+        ((3, 3, 8), "dimension 0 of the argument `y` is 3, but the program was captured for 6"),
         ((3, 6, 9), "was captured for sizes with"),
     ]:
         with pytest.raises(InputMismatchError, match=message):

@@ -363,7 +363,7 @@ def test_large_first_state_that_a_tool_drops(tmp_path: Path, monkeypatch: pytest
     made = tmp_path / "made.onnx"
     _optimized_by_onnxscript(path, made)
     with pytest.raises(
-        ValueError, match=r"no first value of its state `steps` .*, `total` .*(?s:.*)dropped.*(?s:.*)state="
+        ValueError, match=r"no first value for its state `steps` .*, `total` .*(?s:.*)dropped.*(?s:.*)state="
     ):
         onnx.load(made)
     state = onnx.load(path).state
@@ -404,7 +404,7 @@ def test_renamed_inputs_and_outputs_are_refused(name: str, message: str, tmp_pat
     path = _renamed(capture(_counter(), (torch.ones(2),)).to_onnx(tmp_path / "renamed.onnx"), **{name: "other"})
     with pytest.raises(ValueError, match=message) as caught:
         onnx.load(path)
-    assert "try  give them their names back" in str(caught.value)
+    assert "try  restore the names" in str(caught.value)
 
 
 def test_names_that_are_changed_in_the_metadata_as_well(tmp_path: Path) -> None:
@@ -441,7 +441,7 @@ def test_metadata_that_are_lost_or_of_another_version(tmp_path: Path) -> None:
     convention = next(entry for entry in model.metadata_props if entry.key == "functionalize")
     convention.value = json.dumps({**json.loads(convention.value), "format": 3})
     package.save(model, str(path))
-    with pytest.raises(ValueError, match=r"format 3.*(?s:.*)write it again"):
+    with pytest.raises(ValueError, match=r"format is 3.*(?s:.*)write it again"):
         onnx.load(path)
     del model.metadata_props[:]
     package.save(model, str(path))

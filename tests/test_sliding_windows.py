@@ -156,5 +156,5 @@ def test_jax_goes_beyond_the_window(name: str, compiled: bool) -> None:
 @pytest.mark.parametrize("name", ["last_ones", "clamped"])
 def test_jax_says_that_sizes_differ(name: str) -> None:
     pytest.importorskip("jax")
-    with pytest.raises(RuntimeError, match="size only the data tell"):
+    with pytest.raises(RuntimeError, match="data-dependent size"):
         capture(Cache(PROGRAMS[name]), (_calls()[0],)).to_jax()

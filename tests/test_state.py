@@ -281,7 +281,7 @@ def test_metadata_of_constants_is_refused_by_name() -> None:
         return x * 2
 
     for func, name in ((of_a_global, "BUFFER"), (of_a_closure, "local"), (of_a_buffer, "module.cache")):
-        with pytest.raises(UnsupportedMutationError, match=f"`{re.escape(name)}`, which is no input") as raised:
+        with pytest.raises(UnsupportedMutationError, match=f"`{re.escape(name)}`, which is not an input") as raised:
             make_fx(functionalize(func))(torch.ones(3))
         assert "pass it as an argument" in str(raised.value)
         assert func.__name__ in str(raised.value)
@@ -431,6 +431,6 @@ def test_data_of_a_constant_is_refused() -> None:
         state.data = x * 2
         return state + 1
 
-    with pytest.raises(UnsupportedMutationError, match="which is no input, is changed"):
+    with pytest.raises(UnsupportedMutationError, match="which is not an input, change in place"):
         make_fx(functionalize(f))(torch.ones(2))
     assert torch.equal(functionalize(f)(torch.ones(2)), torch.full((2,), 3.0))

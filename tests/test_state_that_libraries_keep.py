@@ -91,7 +91,7 @@ def test_hooks_that_are_left_on_an_argument_are_refused() -> None:
         result: Tensor = module(x)
         return result
 
-    with pytest.raises(UnsupportedProgramError, match="and leaves it there"):
+    with pytest.raises(UnsupportedProgramError, match="and does not remove it"):
         capture(program, (X, layer))
     assert not layer._forward_hooks
 

@@ -221,4 +221,4 @@ def test_a_capture_says_to_another_thread_that_it_is_one() -> None:
             return result
 
         torch.testing.assert_close(capture(run, (X,))(X), module(X))
-    assert len(said) == 1 and "capture first" in said[0]
+    assert len(said) == 1 and "finish the capture" in said[0]

@@ -143,7 +143,7 @@ def selected(run_again: Callable[..., None]) -> list[torch.Tensor]:
 
 @contextlib.contextmanager
 def outside_of_the_caller() -> Iterator[None]:
-    """Run outside of what this thread has set up around: dispatch modes, ``saved_tensors_hooks``, anomaly detection.
+    """Run outside what this thread has set up around: dispatch modes, ``saved_tensors_hooks``, anomaly detection.
 
     Backwards run in this thread: that of a device may wait for what captures to end.
     """

@@ -1,4 +1,4 @@
-"""Questions that a trace asks of symbols which only the data tell, and that somebody may answer.
+"""Questions that a trace asks of data-dependent symbols, and that somebody may answer.
 
 Loads sympy: imported where a program is captured only.
 
@@ -44,14 +44,14 @@ class Decider(Protocol):
 
 
 class NoTruthError(RuntimeError):
-    """While answers are tried, something else than a truth of sizes of inputs was asked for."""
+    """While answers are tried, something else than a bool of sizes of inputs was asked for."""
 
 
 class DecidingShapeEnv(ShapeEnv):
     """Symbols of one trace. Where only the data would tell, it asks ``decider``, if there is one."""
 
     decider: Decider | None = None
-    on_data_symbol: Callable[[], None] | None = None  # is told that there is about to be a number that the data tell
+    on_data_symbol: Callable[[], None] | None = None  # is told that there is about to be a data-dependent number
     _asked: Any = None  # the number whose value is asked for
     _learnt: int = 0  # how many answers
     _chooses: Callable[[Any], bool] | None = None  # answers for what only the data tell, and nothing is learnt
@@ -70,15 +70,15 @@ class DecidingShapeEnv(ShapeEnv):
         return self.decider is not None and self.decider.is_open
 
     def create_unbacked_symfloat(self) -> torch.SymFloat:
-        """A float that the data tell."""
+        """A data-dependent float."""
         return self._told(super().create_unbacked_symfloat)
 
     def create_unbacked_symint(self, *args: Any, **kwargs: Any) -> torch.SymInt:
-        """A whole number that the data tell."""
+        """A data-dependent integer."""
         return self._told(partial(super().create_unbacked_symint, *args, **kwargs))
 
     def create_unbacked_symbool(self) -> torch.SymBool:
-        """A truth that the data tell."""
+        """A data-dependent bool."""
         return self._told(super().create_unbacked_symbool)
 
     def _told(self, create: Callable[[], Symbol]) -> Symbol:

@@ -1,4 +1,4 @@
-"""Torch's own decompositions of operators, and how one call of an operator is spelt out by them.
+"""Torch's own decompositions of operators, and how they decompose one call of an operator.
 
 Invariant: what is traced here are the operators of a decomposition, on fake tensors, with symbols for sizes as before.
 """

@@ -1,4 +1,4 @@
-"""Fake tensors whose construction is recorded: what is done to them at any time is heard of.
+"""Fake tensors whose construction is recorded: what is done to them at any time is intercepted.
 
 Invariant: no object of the user's is referred to weakly between two operations: torch would refuse to swap it.
 Limits: written against torch 2.13 and 2.15.
@@ -211,9 +211,8 @@ class PlainFakeMode(FakeTensorMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self._refuses_cuda and kwargs and _is_cuda(kwargs.get("device")):
             raise RuntimeError(
-                "a CUDA tensor in fake_mode, on a machine without CUDA\n"
-                "    why  code that runs here would not run without the mode\n"
-                "    try  fake_mode(fake_cuda=True)"
+                "a CUDA tensor in fake_mode, on a machine without CUDA\n    why  code that runs in this mode would "
+                "fail without it\n    try  fake_mode(fake_cuda=True)"
             )
         return super().__torch_dispatch__(func, types, args, kwargs or {})
 

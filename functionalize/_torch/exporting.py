@@ -164,7 +164,7 @@ class ExportFakes:
             size = pytree.key_get(value, path)
             found = size.node.expr if isinstance(size, SYMBOLS) else symbol - symbol + size  # sympy's number
             if found.free_symbols <= known:
-                self.environment._set_replacement(symbol, found, "it is no other")
+                self.environment._set_replacement(symbol, found, "the two are equal")
             else:
                 left[symbol] = path
         return left

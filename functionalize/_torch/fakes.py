@@ -35,9 +35,9 @@ from functionalize._torch.tensors import PLAIN_TYPES, is_symbolic, set_versions
 _RULES_OF_MODE: Any = registered_hop_fake_fns  # of higher-order operators, by these
 _META = torch.device("meta")
 _ELSEWHERE = (
-    "this thread runs a model, or an object, that another thread is capturing\n"
-    "    why  fake tensors stand in it until the capture ends\n"
-    "    try  capture first, or have the threads wait for one another"
+    "this thread runs a model, or an object, that another thread is capturing\n    why  its tensors are replaced by "
+    "fake tensors until the capture ends\n    try  finish the capture before other threads run the model, or let "
+    "the threads share a lock"
 )
 _SIZE = torch.ops.aten.size.default  # as C++ asks for numbers
 _ITEM = torch.ops.aten._local_scalar_dense.default  # of complex numbers there are no symbols
@@ -66,7 +66,7 @@ def has_fake_impl(op: Any) -> bool:
 
 
 def data_dependent() -> tuple[type[Exception], ...]:
-    """The errors that fake tensors raise because the data would decide."""
+    """The errors that fake tensors raise because the program branches on tensor values."""
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode  # here: loads sympy
 
     return DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode
@@ -314,7 +314,7 @@ def new_fake_mode(
     return mode
 
 
-def stand_ins(tensors: Sequence[torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+def substitutes(tensors: Sequence[torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
     """Makes fake tensors for some, and others of their kind: aliased as they are, and without data."""
     mode = fake_mode_of(tensors) or new_fake_mode(symbolic=False)
 

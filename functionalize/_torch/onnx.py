@@ -25,7 +25,7 @@ from torch.onnx._internal.exporter import (
     _core,  # torch.onnx.export with a registry of ours: the public function reads all rules again for each export
 )
 from torch.onnx._internal.exporter._constants import TORCHLIB_OPSET as OLDEST_WRITTEN_OPSET
-from torch.onnx._internal.exporter._decomp import (  # what the exporter takes apart before it translates
+from torch.onnx._internal.exporter._decomp import (  # what the exporter decomposes before it translates
     create_onnx_friendly_decomposition_table,
     get_onnx_implemented_overloads,
 )
@@ -137,7 +137,7 @@ def by_torch(ops: Iterable[Any]) -> dict[Any, Any]:
 
 
 def by_torch_if_wide(ops: Iterable[Any]) -> dict[Any, Any]:
-    """The same, for calls with tensors of 64 bits, or numbers that only the data tell, alone."""
+    """The same, for calls with tensors of 64 bits, or data-dependent numbers, alone."""
 
     def of(function: Any) -> Any:
         def taken_apart(*args: Any, **kwargs: Any) -> Any:

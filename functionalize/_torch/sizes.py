@@ -80,14 +80,14 @@ def _ranges(node: Any) -> dict[Any, Any]:
 
 
 def decided(condition: Any) -> bool | None:
-    """The answer to a question of sizes that only the data tell; None where nobody answers."""
+    """The answer to a question of data-dependent sizes; None where nobody answers."""
     environment: Any = condition.node.shape_env if isinstance(condition, torch.SymBool) else None
     asked = environment is not None and hint_of(condition) is None
     return None if asked and not getattr(environment, "is_answered", False) else bool(condition)
 
 
 def decide_ones(sizes: Sequence[Any]) -> None:
-    """Ask of each size that only the data tell whether it is one, where somebody answers; else it is no one.
+    """Ask of each data-dependent size whether it is one, where somebody answers; else it is no one.
 
     Torch takes it for none that is, without a word.
     """
@@ -119,7 +119,7 @@ def offset_of_part(tensor: torch.Tensor, dim: int = 0, start: Any = None, *_: An
 
 
 def decide_broadcasts(shapes: Sequence[Sequence[Any]]) -> None:
-    """Ask of each size that only the data tell, and that is to be broadcast with another one, whether it is one.
+    """Ask of each data-dependent size that is broadcast with another one whether it is one.
 
     Where nobody answers, torch takes it for the other one, and checks that when the program runs.
     """

@@ -62,7 +62,7 @@ def track_input(tracer: Any, tensor: torch.Tensor, node: Any) -> None:
 
 
 def asserted(environment: ShapeEnv) -> Iterator[Any]:
-    """What the trace took for granted of symbols that only the data tell, as expressions."""
+    """What the trace took for granted of data-dependent symbols, as expressions."""
     found = (one.expr for several in environment.deferred_runtime_asserts.values() for one in several)
     return iter(dict.fromkeys(found))
 
@@ -189,4 +189,4 @@ class TakenForGranted:
         named = {
             symbol: type(symbol)(self._names[symbol]) for symbol in condition.free_symbols if symbol in self._names
         }
-        return str(line), f"there it takes for granted that {PythonPrinter().doprint(condition.xreplace(named))}"
+        return str(line), f"the program assumes there that {PythonPrinter().doprint(condition.xreplace(named))}"

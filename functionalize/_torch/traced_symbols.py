@@ -45,7 +45,7 @@ def is_foregone(out: Any, args: Any) -> bool:
 
 
 def is_endless(func: Any, args: Any) -> bool:
-    """Whether symbols of floats meet an infinity, or what is no number, of which sympy has rules of its own."""
+    """Whether symbols of floats meet an infinity, or what is NaN, of which sympy has rules of its own."""
     constant = any(isinstance(arg, float) and not math.isfinite(arg) for arg in args)
     return constant and func in _ENDLESS and any(isinstance(arg, torch.SymFloat) for arg in args)
 
@@ -66,7 +66,7 @@ def opaque_float(tracer: Any, func: Any, args: Any) -> torch.SymFloat:
 
 
 def whole_number_of(tracer: Any, truth: Any) -> Any:
-    """A symbol of its own for the whole number that a truth of the data is: zero or one."""
+    """A symbol of its own for the whole number that a data-dependent bool is: zero or one."""
     from torch.fx.experimental.symbolic_shapes import constrain_range  # here: loads sympy
 
     number = _opaque(tracer, torch.sym_ite, (truth, 1, 0), "create_unbacked_symint")

@@ -188,9 +188,10 @@ class AliasGraph:
         grown = base.capacity is not None and not (type(base.capacity) is int and base.capacity == 0)
         if grown and unbacked(top.size) and not is_empty(layout):
             raise UnsupportedMutationError(
-                f"a tensor of size {tuple(layout.size)} of a storage that had {tuple(top.size)}, and was resized",
-                why="only the data tell how much the storage held before, and what it has gained",
-                hint="make a new tensor of the size that is wanted, and copy to it what there was",
+                f"a tensor of size {tuple(layout.size)} in a resized storage, which held a tensor of size "
+                f"{tuple(top.size)}",
+                why="the size of the storage before it was resized is data-dependent",
+                hint="allocate a new tensor of the final size, and copy the old elements into it",
             )
         source = base.top if reaches(top, layout) else self._make_flat_base(base, layout)
         if source.layout.dtype != layout.dtype:
@@ -207,8 +208,9 @@ class AliasGraph:
         around = flat_base_layout(old.layout, layout)
         if around is None:
             raise UnsupportedMutationError(
-                f"a tensor of size {tuple(layout.size)} at {layout.offset} of a storage seen through {old.layout.size}",
-                why="where the two meet depends on sizes that are not known while tracing",
+                f"a tensor of size {tuple(layout.size)} at offset {layout.offset} shares a storage with one of size "
+                f"{old.layout.size}",
+                why="which elements the two share depends on sizes that are unknown while the program is traced",
                 hint="trace with static shapes (tracing_mode='fake'), or pass tensors that do not share a storage",
             )
         rule = _addressed(around, old.layout)
@@ -262,7 +264,7 @@ def _held(base: Base, layout: Layout, old: Layout) -> int:
     if hinted_span(old) == (0, hint(base.capacity)):
         return 0
     raise UnsupportedMutationError(
-        f"a tensor of size {tuple(old.size)} grows into a storage that it shows in part",
-        why="how much the storage held before depends on sizes that the graph has no name for",
-        hint="trace with static shapes (tracing_mode='fake'), or resize a tensor that has a storage of its own",
+        f"a tensor of size {tuple(old.size)} is resized in a storage that is larger than the tensor",
+        why="the size of that storage depends on sizes for which the graph has no symbol",
+        hint="trace with static shapes (tracing_mode='fake'), or resize a tensor that fills its storage",
     )

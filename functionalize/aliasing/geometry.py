@@ -45,7 +45,7 @@ _MANY = 61  # elements that a size has where only the data tell: a prime, so tha
 
 
 def size_hint(number: Any) -> int:
-    """The value of a number in this trace, with 61 for each size that only the data tell."""
+    """The value of a number in this trace, with 61 for each data-dependent size."""
     return number if type(number) is int else hint_of(number, _MANY)
 
 

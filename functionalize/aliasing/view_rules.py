@@ -160,9 +160,9 @@ def recast(source: Layout, out: Layout, dtype: torch.dtype) -> ViewRule:
 
     def inverse(call: Call, base: LazyValue, view: Value) -> Value:
         raise UnsupportedMutationError(
-            f"memory of booleans is written as {dtype}",
-            why="kernels that copy booleans copy whether a byte is zero, and lose what else it is",
-            hint="keep such memory in a tensor of torch.uint8, and view that as torch.bool",
+            f"a bool tensor is written through a view of dtype {dtype}",
+            why="kernels that copy bools keep only whether each byte is zero",
+            hint="allocate the memory as torch.uint8, and view it as torch.bool",
         )
 
     return replace(whole, inverse=inverse)

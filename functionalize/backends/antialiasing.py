@@ -3,7 +3,7 @@
 An element of the result covers a stretch of elements. Each counts by a filter of its distance to the middle, and all of
 an element's weights add up to one.
 
-Invariant: a row computes what torch's kernels compute, 16 bits in 32. Limits: numbers with a point.
+Invariant: a row computes what torch's kernels compute, 16 bits in 32. Limits: floats.
 """
 
 from __future__ import annotations

@@ -39,14 +39,14 @@ from functionalize.runtime.specialization import Specialization
 RANDOM_KEY = "random_key"
 
 
-_GOES_ON = "torch's gradients end here, and those of whoever differentiates the graph would go on"
+_GOES_ON = "torch stops the gradient here, but the derivative of the graph would continue"
 
 
 class Written(NamedTuple):
-    """What a call of a program gives that writes to its arguments.
+    """The result of a call of a program that writes to its arguments.
 
-    ``returned``: what the program returns. ``arguments``: by parameter name each argument that has a written tensor,
-    built as it was passed, with the new values in place of the old ones.
+    ``returned``: the result of the program. ``arguments``: each argument that contains a written tensor, by parameter
+    name, in the structure in which it was passed, with the new values.
     """
 
     returned: Any
@@ -105,17 +105,18 @@ class ArrayProgram:
         self.stopped = stopped_gradients(self._capture, self._returned) if follows else []
         if self.stopped and backend.differentiates is None:
             raise UnsupportedProgramError.of_causes(
-                f"{backend.name} runs a program that ends gradients on its own",
+                f"{backend.name} cannot run a program that stops gradients itself",
                 [(line, _GOES_ON) for line in self.stopped],
-                "Backend(..., differentiates=False) if nobody differentiates the arrays, differentiates=True if the "
-                "backend ends gradients at ArrayProgram.stopped, or capture under torch.no_grad()",
+                "pass Backend(..., differentiates=False) if nobody differentiates the results, or "
+                "differentiates=True if the backend stops gradients at ArrayProgram.stopped; or capture under "
+                "torch.no_grad()",
             )
 
     def __call__(self, state: Mapping[str, Any], /, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], Any]:
         """The new state and what the program returns, from a state and arguments as the original's.
 
         Raises:
-            InputMismatchError: arguments are nested otherwise than those of the capture, or of other sizes.
+            InputMismatchError: arguments are nested differently from those of the capture, or of other sizes.
         """
         prepared = self.prepare(args, kwargs)
         return self.finished(state, prepared, self.run(state, prepared.inputs))
@@ -126,7 +127,7 @@ class ArrayProgram:
         """The new state and the outputs, of what :meth:`run` gave.
 
         Raises:
-            DataDependentError: the data decide otherwise than when the program was captured.
+            DataDependentError: the data take another branch than when the program was captured.
         """
         new, written, results = found
         self.check_decisions([results[one.output] for one in self.decided.asked])
@@ -149,13 +150,13 @@ class ArrayProgram:
                 agrees = same_answer(value if plain else self.backend.number(value), one.answer)
             except UnknownNumberError as error:
                 raise UnsupportedProgramError(
-                    "the program decides by its data", why=str(error), hint=_UNKNOWN, at=one.location
+                    "the program branches on tensor values", why=str(error), hint=_UNKNOWN, at=one.location
                 ) from None
             if not agrees:
                 raise DataDependentError(
-                    f"the data decide otherwise than when the program was captured\n    at   {one}",
-                    why="the function has one way of the program by its data; no state has changed",
-                    hint="make another one, of the program as it is after a call with such data",
+                    f"the program takes another branch for this data than when it was captured\n    at   {one}",
+                    why="the function holds only the branches that were captured; no state has changed",
+                    hint="call the program with such data, and make another function from it",
                 )
 
     @property
@@ -230,7 +231,7 @@ class ArrayProgram:
         """The arrays of a call, checked against what the program was captured for.
 
         Raises:
-            InputMismatchError: they are nested otherwise, or of other sizes.
+            InputMismatchError: they are nested differently, or of other sizes.
         """
         arrays: list[tuple[torch.Tensor, Any]] = []  # each with a tensor that stands for it in the arguments
 
@@ -275,8 +276,8 @@ class ArrayProgram:
         nest = self._capture.convention.nest
         if nest is None:
             raise UnsupportedProgramError(
-                "the arguments that the program was captured with are objects",
-                why="what calls the exported program passes lists, tuples and dicts of arrays",
+                "the program was captured with arguments that are Python objects",
+                why="an exported program is called with arrays in lists, tuples and dicts",
                 hint="capture a function that takes the tensors inside",
                 at="the capture",
             )
@@ -370,13 +371,18 @@ class ArrayProgram:
         found += unlike_arrays(self.metadata, self._capture.guards.aliasing)
         found += [(label, _CHANGED_OBJECT) for label in self._changed_objects()]
         if self.metadata.gives_gradients:
-            found.append(("gradients of tensors that the program makes", "results of a graph have none"))
+            found.append(("gradients of tensors that the program makes", "a graph's results have no gradients"))
         if self._capture.set_in_torch:
-            found.append((", ".join(self._capture.set_in_torch), "the program sets what is torch's"))
+            found.append(
+                (
+                    ", ".join(self._capture.set_in_torch),
+                    ("the program changes a setting of torch, which a graph cannot do"),
+                )
+            )
         read = {node.name for node in self.interpreter.placeholders if node.users}
         for entry in self.metadata.inputs:
             if entry.argument is not None and not entry.is_tensor and entry.name in read:
-                found.append((entry.label, "it is a number that differs from call to call, and no tensor"))
+                found.append((entry.label, "it is a number that differs from call to call, and not a tensor"))
         return found
 
     def _changed_objects(self) -> list[str]:
@@ -384,14 +390,14 @@ class ArrayProgram:
         found = [f"`{path}`" if path else "attributes of the module" for path in changed]
         found += ["a scheduler of learning rates"] if self.metadata.steps else []
         at_first = not self._settled and self._capture.guards.changes_gradients
-        return [*found, "gradients that a call leaves"] if at_first else found
+        return [*found, "gradients left by a call"] if at_first else found
 
 
 _UNKNOWN = (
-    "call it where nothing traces it (`.jit()` compiles it, and compares after each run); or decide by no data: "
-    "torch.where, torch.cond, and for models of others capture(..., is_exporting=True)"
+    "call it outside a trace (`.jit()` compiles it and compares after each run); or do not branch on tensor values: "
+    "use torch.where or torch.cond, or capture(..., is_exporting=True) for models from libraries"
 )
 _CHANGED_OBJECT = (
-    "a call changes this object of Python's, not its tensors alone; what the first call makes, as an optimizer's "
-    "state, is there if the original has been called once before it is captured"
+    "a call changes this Python object, and not only its tensors; for state that the first call creates, such as an "
+    "optimizer's, call the original once before the capture"
 )

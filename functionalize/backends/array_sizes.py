@@ -1,6 +1,6 @@
 """Sizes that a program over arrays takes: those of the capture, where they are numbers, and conditions on the others.
 
-Invariant: what an operator asked of sizes as it was spelt out counts like what the program asked. Limits: symbols of a
+Invariant: what an operator asked of sizes as it was decomposed counts like what the program asked. Limits: symbols of a
 backend's own, as JAX has them, are held to their bounds by that backend.
 """
 
@@ -22,7 +22,7 @@ class ArraySizes:
     def __init__(
         self, entries: Sequence[GraphInput], looks: Mapping[int, torch.Tensor], guards: SizeGuards | None
     ) -> None:
-        """``guards``: of the capture. To be made when the graph is spelt out."""
+        """``guards``: of the capture. To be made when the graph is decomposed."""
         self._entries, self._looks = entries, looks
         self._guards = guards and _narrowed(guards, looks)
 
@@ -59,6 +59,6 @@ def check_array(entry: GraphInput, expected: Any, shape: Sequence[int]) -> None:
     )
     if not agrees:
         raise InputMismatchError(
-            f"{entry.label} has the shape {tuple(shape)}, and was captured with {tuple(expected.size())}",
+            f"{entry.label} has the shape {tuple(shape)}, but was captured with {tuple(expected.size())}",
             hint="pass an array of that shape, or capture with dynamic_shapes",
         )

@@ -1,4 +1,4 @@
-"""Backwards that torch takes apart nowhere: of what resamples each dimension by itself, of what picks elements, and of
+"""Backwards that torch decomposes nowhere: of what resamples each dimension by itself, of what picks elements, and of
 what has a formula by other operators, which are differentiated.
 
 A resampling (pooling of averages, interpolation, replicating borders) is a product with a matrix along each dimension,

@@ -1,10 +1,10 @@
-"""A graph spelt out in the operators that a backend has rows for, by torch's own decompositions.
+"""A graph decomposed into the operators that a backend has rows for, by torch's own decompositions.
 
 The table: an operator with a row stays; any other is replaced by what ``torch.export.default_decompositions()`` gives,
 else torch's further decompositions, else what the operator is composed of; and so on with what these run.
 
 Invariant: the graph computes the same, and has neither mutation nor views that write. Limits: an operator without row
-stays, for its refusal (:func:`without_row`), if it has no decomposition or gives sizes that only the data tell.
+stays, for its refusal (:func:`without_row`), if it has no decomposition or gives data-dependent sizes.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ def decomposed(
         graph: a mutation-free graph whose nodes have fake values in ``meta["val"]``.
         root: what its attributes are found on.
         rows: by operator, those that stay.
-        within: the operators that the graph spells out, which are not spelt out again: torch's tables go in circles.
+        within: the operators that the graph decomposes, which are not decomposed again: torch's tables go in
+            circles.
 
     Returns:
         The new graph, and what its attributes are found on.
@@ -107,7 +108,7 @@ def _is_told(node: Node) -> bool:
 
 
 def for_export(graph: Graph, root: torch.nn.Module) -> tuple[Graph, torch.nn.Module]:
-    """The same, where two kinds of operators are spelt out.
+    """The same, where two kinds of operators are decomposed.
 
     Those of optimizers alone, as those on lists of tensors: engines lack them. And attention that is differentiated:
     what torch takes its forward apart into is not what its backward reads.
@@ -134,7 +135,7 @@ def without_scales(graph: Graph, root: torch.nn.Module) -> tuple[Graph, torch.nn
 
 
 def rounds(node: Node) -> bool:
-    """Whether a backend might round the numbers of a call otherwise than eager does."""
+    """Whether a backend might round the numbers of a call differently from eager."""
     return node.target in opmath.SPELT_OUT and opmath.counts(node.target, _values(node.args), _values(node.kwargs))
 
 
@@ -214,7 +215,7 @@ def _spelt_out(node: Node, rows: Rows, within: frozenset[Any]) -> GraphModule | 
 
 
 def _function(node: Node, within: frozenset[Any]) -> tuple[Callable[..., Any] | None, frozenset[Any]]:
-    """What computes the same as a call, and the operators that are not spelt out in that."""
+    """What computes the same as a call, and the operators that are not decomposed in that."""
     if rounds(node):
         return opmath.SPELT_OUT[node.target], within  # the operator itself, of other dtypes
     if node.target in within:

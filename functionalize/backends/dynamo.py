@@ -56,7 +56,7 @@ from functionalize.errors import OverlappingInputsError, UnsupportedProgramError
 from functionalize.graph_capture.checkpointing import CheckpointRegions
 from functionalize.graph_capture.inputs import TracedInput
 from functionalize.graph_capture.recording_session import RecordingSession
-from functionalize.graph_capture.tracing_errors import otherwise
+from functionalize.graph_capture.tracing_errors import unanswerable
 from functionalize.graph_capture.view_inputs import view_of, with_roots
 from functionalize.runtime.alias_pattern import alias_pattern
 from functionalize.runtime.call_arguments import base_of
@@ -77,8 +77,9 @@ from functionalize.verify import assert_functional
 
 Compiler = Callable[[GraphModule, list[Any]], Callable[..., Any]]
 _SIZES = (
-    "it depends on sizes in another way than the program does, whose inputs share memory or are not strided\n"
-    "    why  the graph was compiled for sizes that may differ, and Dynamo can be told nothing more of them\n"
+    "the compiled graph depends on sizes in another way than the program, whose inputs share memory or are not "
+    "strided\n"
+    "    why  the graph was compiled for dynamic sizes, and Dynamo takes no further guards on them\n"
     "    try  torch.compile(..., dynamic=False)"
 )
 _OPTIONS = ("compiler", "remove", "partition_fn")
@@ -90,19 +91,19 @@ def dynamo_backend(
     remove: str = "mutations_and_views",
     partition_fn: PartitionFn | None = None,
 ) -> Callable[..., Callable[..., Any]]:
-    """A backend for ``torch.compile`` that hands a compiler graphs without mutation.
+    """A backend for ``torch.compile`` that passes graphs without mutation to a compiler.
 
-    The graphs are of ATen operators, and flat: tensors and sizes in, a tuple out. Where gradients are wanted the
-    compiler gets two, a forward graph and a backward graph, and autograd goes through them as through one operator.
-    Writes to inputs, and outputs that are views of inputs or of one another, are taken care of around the graphs.
+    The graphs consist of ATen operators. They take tensors and sizes, and return a tuple. If gradients are required,
+    the compiler gets a forward graph and a backward graph, which autograd treats as one operator. The code around the
+    graphs writes to inputs, and makes outputs that are views of inputs or of other outputs.
 
     Args:
         compiler: a function of a ``torch.fx.GraphModule`` and example inputs (fake tensors, and symbols for sizes)
             that returns a function; or the name of a backend of ``torch.compile``, such as ``"inductor"``. With
             ``"eager"`` the graphs run as they are.
-        remove: ``"mutations_and_views"``, or ``"mutations"`` to let view ops stay.
-        partition_fn: as in AOTAutograd: cuts the joint graph of forward and backward in two. Unless given,
-            ``min_cut_rematerialization_partition``.
+        remove: ``"mutations_and_views"``, or ``"mutations"`` to keep view operators.
+        partition_fn: splits the joint graph into forward and backward, as in AOTAutograd (default:
+            ``min_cut_rematerialization_partition``).
 
     Returns:
         A function for ``torch.compile(..., backend=...)``.
@@ -130,14 +131,17 @@ def dynamo_backend(
     def functionalized(graph: GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
         if in_compiled_autograd():
             raise UnsupportedProgramError(
-                "compiled autograd asks for a backward to be compiled",
-                why="its graphs are of autograd's own nodes, which add to `.grad` and call hooks",
-                hint="torch._dynamo.config.compiled_autograd = False: backwards of compiled programs are compiled with "
-                "them; or capture() what calls backward()",
+                "compiled autograd passes a backward to this backend",
+                why=(
+                    "graphs of compiled autograd consist of autograd nodes, which accumulate into `.grad` and call "
+                    "hooks"
+                ),
+                hint="set torch._dynamo.config.compiled_autograd = False (backwards of compiled programs are "
+                "compiled with them), or capture() the function that calls backward()",
             )
         named = lookup_backend(compiler) if isinstance(compiler, str) else compiler
         for node in filter(asks_base, graph.graph.nodes):
-            raise otherwise(VIEW, node.all_input_nodes[0].name, line_of_trace(node.stack_trace))
+            raise unanswerable(VIEW, node.all_input_nodes[0].name, line_of_trace(node.stack_trace))
         modes = {DEFAULT_DTYPE: default_dtype_before()}
         return _Backend(graph, named, remove, partition_fn, modes).compile(inputs)
 
@@ -160,7 +164,7 @@ def backend(
     """
     unknown = set(options or ()).difference(_OPTIONS)
     if unknown:
-        raise ValueError(f"backend='functionalize' has no option {sorted(unknown)}; there are {list(_OPTIONS)}")
+        raise ValueError(f"backend='functionalize' has no option {sorted(unknown)}; its options are {list(_OPTIONS)}")
     return dynamo_backend(**(options or {}))(graph, inputs)
 
 
@@ -169,7 +173,7 @@ class _Compiled:
     """A Dynamo graph for one pattern of its inputs."""
 
     metadata: ProgramMetadata
-    modes_left: Mapping[str, Any]  # modes of torch that it leaves otherwise than it finds them
+    modes_left: Mapping[str, Any]  # modes of torch that it leaves changed
     computed: Callable[[Sequence[Any]], Computed]
 
     def __call__(self, inputs: Sequence[Any]) -> Any:
@@ -323,11 +327,11 @@ class _Backend:
         if number is not None:
             nodes = (node for node in self.graph.graph.nodes if asks_version(node))
             raise UnsupportedProgramError(
-                f"the program asks for the `_version` of `{found.metadata.inputs[number].name}`, an input of the graph "
-                "that Dynamo found",
-                why="the graph is compiled once, for inputs that were written any number of times",
-                hint="ask in a function under torch.compiler.disable, or capture() the program, whose calls compare "
-                "versions",
+                f"the program reads the `_version` of `{found.metadata.inputs[number].name}`, an input of Dynamo's "
+                "graph",
+                why="the graph is compiled once, for inputs of any version",
+                hint="read it in a function under torch.compiler.disable, or capture() the program, whose calls "
+                "compare versions",
                 at=line_of_trace(next((node.stack_trace for node in nodes), None)),
             )
 
@@ -338,7 +342,7 @@ class _Backend:
             if question != FOLLOWED_VIEW or entry.argument is None:
                 continue
             if ASKED_PROPERTIES[FOLLOWED_VIEW](fakes[entry.argument]):
-                raise otherwise(FOLLOWED_VIEW, entry.name, line)
+                raise unanswerable(FOLLOWED_VIEW, entry.name, line)
 
     def _handle(self, fake: torch.Tensor) -> torch.Tensor:
         """What the graph runs on: a tensor to which it may write."""

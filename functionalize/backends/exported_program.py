@@ -103,17 +103,17 @@ def to_core_aten(program: CapturedProgram, *, explicit_state: bool = False) -> E
 
 
 def from_exported_program(exported: ExportedProgram) -> CapturedProgram:
-    """A program that ``torch.export`` exported, without mutation and with its write-backs explicit.
+    """Capture a program that ``torch.export`` exported: without mutation, and with explicit write-backs.
 
     Args:
-        exported: as ``torch.export.export`` gives it, or as it was loaded; with its example inputs.
+        exported: a program from ``torch.export.export`` or ``torch.export.load``, with its example inputs.
 
     Returns:
-        The captured program: it takes the arguments that ``exported.module()`` takes, and its state is that of
-        ``exported``. Sizes that may differ there may differ here.
+        The captured program: it takes the arguments of ``exported.module()``, and has the state of ``exported``. Its
+        dynamic sizes are those of ``exported``.
 
     Raises:
-        ValueError: it has no example inputs.
+        ValueError: ``exported`` has no example inputs.
 
     Example:
         >>> import torch
@@ -124,7 +124,7 @@ def from_exported_program(exported: ExportedProgram) -> CapturedProgram:
         ['running_mean', 'running_var', 'num_batches_tracked']
     """
     if exported.example_inputs is None:
-        raise ValueError("the program has no example inputs\n    try  export it again, with example inputs")
+        raise ValueError("the exported program has no example inputs\n    try  export it again with example inputs")
     args, kwargs = exported.example_inputs
     module: Any = exported.module(check_guards=False)
     module.validate_inputs = False  # a captured program has guards of its own

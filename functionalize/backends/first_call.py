@@ -1,6 +1,6 @@
 """Programs whose first call makes what later calls find: the state of an optimizer, a setting that is left open.
 
-Such a program is captured once more as the first call leaves its objects, on stand-ins for the tensors that it makes;
+Such a program is captured once more as the first call leaves its objects, on substitutes for the tensors that it makes;
 afterwards all objects are as they were.
 
 Invariant: nothing is computed. Limits: one call settles the objects; arguments of plain containers, which share no

@@ -52,7 +52,7 @@ def freeze_numbers(graph: Graph, root: torch.nn.Module, metadata: ProgramMetadat
     try:
         ahead(inputs)
     except Diverged:
-        said = "numbers of its state decide otherwise now than when it was captured: capture it again"
+        said = "it branches on numbers of its state, which have changed since the capture: capture it again"
         return Decided(graph, causes=tuple((one.location, said) for one in decisions))
     made, copies = Graph(), dict[Node, Node]()
     made.output(made.graph_copy(graph, copies))

@@ -64,17 +64,17 @@ def must_interpolate(op: Any, args: Any, at: str) -> None:
     if _of_bytes(op, args):
         raise UnsupportedProgramError(
             f"{op} takes {str(args[0].dtype).removeprefix('torch.')}",
-            why="torch's kernels for bytes compute with weights of a few bits, and which of them runs depends on the "
-            "machine; what this is exported to would be one off here and there",
-            hint="interpolate numbers with a point: interpolate(x.float(), ...).round().clamp(0, 255).to(torch.uint8)",
+            why="torch's kernels for bytes round their weights to a few bits, differently on different machines; "
+            "the exported program would differ by 1 in some elements",
+            hint="interpolate floats: interpolate(x.float(), ...).round().clamp(0, 255).to(torch.uint8)",
             at=at,
         )
     if _is_one_column(op, args):
         raise UnsupportedProgramError(
-            f"{op} gives one column of another height",
-            why="torch's kernel reads along the wrong dimension there, and gives one value for all rows; what this is "
-            "exported to would interpolate",
-            hint="turn the image: interpolate(x.transpose(2, 3), ...).transpose(2, 3)",
+            f"{op} changes the height of an image that is one column wide",
+            why="torch's kernel reads along the wrong dimension there and returns one value for all rows; the "
+            "exported program would interpolate",
+            hint="transpose the image: interpolate(x.transpose(2, 3), ...).transpose(2, 3)",
             at=at,
         )
 
@@ -85,12 +85,12 @@ def scaled(op: Any, args: Any) -> bool:
 
 
 def refuse(op: Any, args: Any, at: str) -> NoReturn:
-    """Refuse an interpolation that cannot be spelt out."""
-    scale = "a scale that is not the quotient of the sizes"
+    """Refuse an interpolation that cannot be decomposed."""
+    scale = "a scale that differs from the quotient of the sizes"
     raise UnsupportedProgramError(
         f"{op} has {scale if scaled(op, args) else 'align_corners=True, with antialias=True'}",
-        why="what this is exported to takes the quotient, and the corners for those of pixels",
-        hint="give the size, or recompute_scale_factor=True; and a size that no data tell",
+        why="the exported program would use the quotient, and align the corners of pixels",
+        hint="pass the size, or recompute_scale_factor=True; the size must not be data-dependent",
         at=at,
     )
 
@@ -107,10 +107,10 @@ def must_scale(op: Any, args: Any, at: str) -> None:
         least = math.ceil(1 / (scale - 1)) if scale > 1 else 1
         if not statically_known_true(size >= least):
             raise UnsupportedProgramError(
-                f"the program interpolates by {scale}, and {least - 1} may be among the sizes",
-                why="eager copies along a dimension whose size comes out as it was, whatever the scale, and scales "
-                "along others: what this is exported to would scale at all sizes",
-                hint=f"give the dimension a minimum, Dim(..., min={least}), or recompute_scale_factor=True",
+                f"the program interpolates by {scale}, and a dynamic size may be {least - 1}",
+                why="eager copies along a dimension whose size does not change, whatever the scale; the exported "
+                "program would scale at all sizes",
+                hint=f"give the dimension a minimum, Dim(..., min={least}), or pass recompute_scale_factor=True",
                 at=at,
             )
 

@@ -1,7 +1,7 @@
 """Runs a mutation-free graph over a table of lowerings: node by node, on the arrays of whatever backend.
 
 Invariant: each tensor that a node gives has the dtype and the size that torch gives it, or an error says which node has
-not. Limits: sizes are integers when a graph is run: those of its inputs; a number that only the data tell may be
+not. Limits: sizes are integers when a graph is run: those of its inputs; a data-dependent number may be
 computed with, and is no size.
 """
 
@@ -95,7 +95,7 @@ class Interpreter:
     """A graph, ready to be run by a backend.
 
     Raises:
-        UnsupportedProgramError: it has operators without row or decomposition, or sizes that only the data tell; all
+        UnsupportedProgramError: it has operators without row or decomposition, or data-dependent sizes; all
             of them are in the one error, with the lines of the program.
     """
 
@@ -119,13 +119,13 @@ class Interpreter:
             # What is made of such a tensor has such sizes as well, for no other reason.
             first = not any(map(sized_by_data, node.all_input_nodes))
             if node.op == "call_function" and sized_by_data(node) and first:
-                found.append((_line(node), f"{node.target} gives a tensor whose size only the data tell"))
+                found.append((_line(node), f"{node.target} returns a tensor of data-dependent size"))
         for node in self.graph.find_nodes(op="get_attr"):
             body = self._attribute(node)
             if isinstance(body, GraphModule):
                 found += self._body(body).causes()
             elif isinstance(body, torch.Generator):
-                found.append((_line(node), "it draws from a torch.Generator of its own: pass none"))
+                found.append((_line(node), "it draws from its own torch.Generator: draw from the default generator"))
         return found
 
     def check(self) -> None:
@@ -171,8 +171,8 @@ class Interpreter:
         if self.backend.split is None or self._key is None:
             raise UnsupportedProgramError(
                 f"the program draws random numbers, and got no key for {self.backend.name}",
-                why="keys are explicit: what a call draws is told by the key that it gets, and by that alone",
-                hint="pass the state with its random key, or switch off dropout (module.eval())",
+                why="random keys are explicit: a call draws only from the key that it gets",
+                hint="pass the state together with its random key, or switch off dropout (module.eval())",
                 at="the call",
             )
         self._key, key = self.backend.split(self._key)
@@ -212,8 +212,10 @@ class Interpreter:
         except Exception as error:
             raise UnsupportedProgramError(
                 f"the lowering of {node.target} for {self.backend.name} fails: {error}",
-                why="it takes no such arguments" if is_operator(node.target) else "it needs a number, not an array",
-                hint="a row of your own for it, with @lowering; or other operators in the program",
+                why="it does not support these arguments"
+                if is_operator(node.target)
+                else "it needs a number, not an array",
+                hint="register your own lowering for it with @lowering, or use other operators in the program",
                 at=_line(node),
             ) from error
         return result
@@ -230,10 +232,10 @@ class Interpreter:
             )
             if not agrees or result.dtype != self.backend.dtype(expected.dtype):
                 raise UnsupportedProgramError(
-                    f"the lowering of {node.target} for {self.backend.name} gives {result.dtype}{list(result.shape)} "
-                    f"and not {expected.dtype}{list(expected.size())}",
-                    why="each node must have the dtype and the size that torch gives it",
-                    hint="mend the row, or register another one with @lowering",
+                    f"the lowering of {node.target} for {self.backend.name} returns "
+                    f"{result.dtype}{list(result.shape)} instead of {expected.dtype}{list(expected.size())}",
+                    why="each node must have the dtype and size that it has in torch",
+                    hint="correct the lowering, or register another one with @lowering",
                     at=_line(node),
                 )
 
@@ -242,17 +244,19 @@ def refusal(backend: Backend, causes: Sequence[tuple[str, str]]) -> UnsupportedP
     """The error for all causes at once."""
     said, hints = " ".join(why for _, why in causes), []
     if "no lowering" in said:
-        hints.append("register a lowering for an operator that has none (docs/backends.md), or compute it otherwise")
+        hints.append(
+            "register a lowering for an operator that has none (docs/tutorials/backend.md), or use other operators"
+        )
     if "data" in said:
         hints.append(
-            "have sizes, and what is decided, depend on no data: torch.where, torch.cond, masks instead of indices; "
-            "operator.index(n) for a size that is the same in all calls"
+            "make sizes and branches independent of tensor values: use torch.where or torch.cond, masks instead of "
+            "indices, and operator.index(n) for a size that is the same in all calls"
         )
     count = "one cause" if len(set(causes)) == 1 else f"{len(set(causes))} causes"
     return UnsupportedProgramError.of_causes(
         f"the program cannot be run by {backend.name}, for {count}",
         causes,
-        "; ".join(hints) or "have the program do without that, or outside of what is exported",
+        "; ".join(hints) or "remove this from the program, or do it outside the exported program",
     )
 
 

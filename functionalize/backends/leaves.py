@@ -95,8 +95,8 @@ def no_array(label: str, given: Any) -> InputMismatchError:
     """The error of a call that passes something else where a backend's array belongs."""
     kind = type(given)
     return InputMismatchError(
-        f"{label} is a {kind.__module__}.{kind.__qualname__}, and the function takes arrays of its backend",
-        hint="convert it: to JAX's by functionalize.backends.jax.from_torch",
+        f"{label} is a {kind.__module__}.{kind.__qualname__}, but the function takes arrays of its backend",
+        hint="convert it: to JAX with functionalize.backends.jax.from_torch",
     )
 
 
@@ -114,14 +114,14 @@ class _Plain:
 
     def _container(self, tree: Any, within: tuple[int, ...], deeper: tuple[int, ...]) -> Any:
         if id(tree) in within:
-            raise _refused(tree, "it holds itself, and nests of arrays end somewhere")
+            raise _refused(tree, "it contains itself, but nested results must be finite")
         if isinstance(tree, tuple):
             items = [self.of(item, deeper) for item in tuple.__iter__(tree)]
             return _tuple_like(tree, items)
         if isinstance(tree, (list, deque)):
             return [self.of(item, deeper) for item in tree]
         if any(_leads_to_arrays(key, deeper) for key in tree):
-            raise _refused(tree, "its keys are arrays, which have no hash")
+            raise _refused(tree, "its keys are arrays, which cannot be hashed")
         entries = {key: self.of(item, deeper) for key, item in tree.items()}
         return OrderedDict(entries) if type(tree) is OrderedDict else entries
 
@@ -138,7 +138,7 @@ class _Plain:
         return tree
 
 
-_GIVES = "a function of arrays returns arrays, numbers, and tuples, lists, dicts and objects of these"
+_GIVES = "a function of arrays returns arrays, numbers, and tuples, lists, dicts and objects of them"
 
 
 def _refused(tree: Any, why: str) -> UnsupportedProgramError:

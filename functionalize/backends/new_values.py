@@ -55,7 +55,7 @@ def unlike_memory(metadata: ProgramMetadata, pattern: Sequence[Any]) -> Iterator
     for group in _written_together(metadata, pattern):
         if not are_alike([metadata.layouts_before[number] for number in group]):
             labels = " and ".join(metadata.inputs[number].label for number in group)
-            yield labels, "they share memory, and differ in dtype, or in sizes that are symbols"
+            yield labels, "they share memory, and have different dtypes or dynamic sizes"
 
 
 def _values_of_group(
@@ -84,9 +84,9 @@ def changes_metadata(mutation: InputMutation, metadata: ProgramMetadata, pattern
     replaced = is_replaced(mutation, metadata) and mutation.input not in together
     if mutation.after or (mutation.metadata and not replaced):
         op = (mutation.metadata or mutation.after)[0][0]
-        return f"it changes size, strides or storage of an input ({op}), and not its elements alone"
+        return f"it changes the size, strides or storage of an input ({op}), and not only its elements"
     if mutation.layout is not None:
-        return "it writes to memory of an input's storage that the input does not show"
+        return "it writes to memory of an input's storage outside the input"
     return None
 
 
@@ -99,7 +99,7 @@ def is_replaced(mutation: InputMutation, metadata: ProgramMetadata) -> bool:
 
 def unlike_arrays(metadata: ProgramMetadata, pattern: Sequence[Any]) -> list[tuple[str, str]]:
     """Tensors that no arrays stand for, and why: by their memory, and by the gradients that calls leave there."""
-    why = "arrays have no gradients, to be left there: return it (torch.autograd.grad)"
+    why = "the program leaves a gradient there, but arrays have no gradients: return it (torch.autograd.grad)"
     return [*unlike_memory(metadata, pattern), *((label, why) for label in arguments_with_gradients(metadata))]
 
 

@@ -1,4 +1,4 @@
-"""Operators of optimizers, spelt out: those on lists of tensors (``_foreach_add``), and the fused steps.
+"""Operators of optimizers, decomposed: those on lists of tensors (``_foreach_add``), and the fused steps.
 
 Invariant: what a step does not update comes back as it was. Limits: sizes of lists are known.
 """

@@ -200,7 +200,7 @@ DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     **QUANTIZATION,
 }
 
-# Of these, what torch takes apart into something else, and for autograd before any table is asked; and what is
+# Of these, what torch decomposes into something else, and for autograd before any table is asked; and what is
 # differentiated, which it cannot do where it takes programs apart.
 DIFFERING = DIFFERENTIATED | {
     aten.multilabel_margin_loss_forward.default,

@@ -167,4 +167,4 @@ def _table() -> dict[Any, Function]:
 PRIMITIVES = _table()
 """By primitive, a function of its arguments that computes the same by operators."""
 VIEWS = {op: function for op, function in PRIMITIVES.items() if any(one.alias_info for one in op._schema.returns)}
-"""Those of views, which torch takes in no program that it takes apart."""
+"""Those of views, which torch takes in no program that it decomposes."""

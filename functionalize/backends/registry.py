@@ -72,7 +72,7 @@ class Lowerings(Mapping[Any, Lowering]):
         return Lowerings(name or self.name, self)
 
     def without(self, *ops: Any) -> Lowerings:
-        """A table with these rows but for some operators, which are spelt out by torch's decompositions."""
+        """A table with these rows but for some operators, which are decomposed by torch's decompositions."""
         found = Lowerings(self.name)
         gone = {one for op in ops for one in _overloads(op)}
         found._rows = {op: self[op] for op in self if op not in gone}

@@ -57,9 +57,9 @@ def check_one_value(metadata: ProgramMetadata, same: Mapping[int, int], arrays: 
         if not alike:
             labels = f"{metadata.inputs[number].label} and {metadata.inputs[first].label}"
             raise InputMismatchError(
-                f"{labels} {'have other elements' if known else 'may differ, as the call is traced'}, and were one "
-                "tensor when the program was captured",
-                hint="pass one array twice (inside of what is traced: `lambda x: f(state, x, x)`), or capture with "
+                f"{labels} {'have different elements' if known else 'may differ, because the call is traced'}, but "
+                "were the same tensor when the program was captured",
+                hint="pass one array twice (inside a traced function: `lambda x: f(state, x, x)`), or capture with "
                 "tensors that share no memory",
             )
 
@@ -87,7 +87,9 @@ def with_shared_memory(
         members = [(inputs[n], metadata.layouts_before[n]) for n in group if n in inputs]
         if are_alike([layout for _, layout in members]) and not _share(made, placeholders[-1], members):
             labels = " and ".join(metadata.inputs[number].label for number in group)
-            causes.append((labels, "they share memory, and the program computes with elements of it that none shows"))
+            causes.append(
+                (labels, ("they share memory, and the program computes with elements of it outside all of them"))
+            )
     return made, causes
 
 

@@ -38,7 +38,7 @@ def stopped_gradients(capture: Capture, returned: Collection[int]) -> list[str]:
             found.append(location)
     for node in graph.nodes:
         if node in computed and node in leading and (node.meta.get(NO_GRAD) or not _tensors(node)):
-            how = "without grad mode" if _tensors(node) else "a number"
+            how = "grad mode off" if _tensors(node) else "a number"
             found.append(f"{line_of_trace(node.meta.get('stack_trace'))} ({how})")
     return list(dict.fromkeys(found))
 

@@ -25,14 +25,14 @@ from functionalize.cli.specs import Spec, SpecError
 from functionalize.cli.targets import TargetError
 from functionalize.codegen.columns import Kind, OpRow, ViewKind, as_literal
 
-_HELP = """Turn PyTorch programs into programs without mutation, and look at them.
+_HELP = """Turn PyTorch programs into programs without mutation, and inspect them.
 
 \b
 A TARGET is package.module:object, a function or a module (or a class of modules, which is called without arguments);
-the current directory is searched first. Each INPUT is a tensor in words, with random numbers:
+the current directory is searched first. Each INPUT describes a tensor of random numbers:
   f32[2,16]              dtypes: f16 bf16 f32 f64 i8 i16 i32 i64 u8 bool c64
   'i64[2,5]<1000'        integers from 0 up to a limit (by default 10); quote it, < is the shell's
-  f32[batch=2,16]        a size that may differ from call to call; --range batch=2:64 bounds it
+  f32[batch=2,16]        a dynamic size with a name; --range batch=2:64 bounds it
   f32[2,16]@mask         a keyword argument
   =3  =None@mask         a Python value
 or give --inputs package.module:function, which returns a tuple of arguments, or (args, kwargs).
@@ -87,7 +87,7 @@ def _choice(kinds: type[enum.Enum]) -> click.Choice[str]:
 
 @click.group(cls=_Commands, help=_HELP, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="functionalize")
-@remembered("traceback", "Show where an error comes from.")
+@remembered("traceback", "Show the traceback of an error.")
 def commands() -> None:
     """All commands."""
 
@@ -130,14 +130,16 @@ def report(job: Job, output: Path) -> None:
 
 @commands.command()
 @on_target
-@click.option("--runs", type=click.IntRange(min=1), default=1, show_default=True, help="How many times, on new inputs.")
+@click.option(
+    "--runs", type=click.IntRange(min=1), default=1, show_default=True, help="Number of runs, each on new inputs."
+)
 @click.option("--rtol", type=float, help="Relative tolerance, as in torch.testing.assert_close.")
 @click.option("--atol", type=float, help="Absolute tolerance.")
 def verify(job: Job, runs: int, rtol: float | None, atol: float | None) -> None:
     """Capture TARGET, check that its graph writes nothing, and run it beside eager on random inputs.
 
-    Compared are outputs, inputs and state after the call, and which of them share memory. Sizes that may differ do,
-    and take both ends of their ranges.
+    It compares outputs, inputs and state after the call, and which of them share memory. It varies dynamic sizes, and
+    tries both ends of their ranges.
 
     \b
     Example:
@@ -155,7 +157,7 @@ def verify(job: Job, runs: int, rtol: float | None, atol: float | None) -> None:
         lines = differences_from_eager(job.original, program, inputs, seed=job.seed + number, rtol=rtol, atol=atol)
         found += [f"{said}: {line}" for line in lines]
     equal = f"free of {job.remove.replace('_', ' ')}; equals eager in {runs} run(s)"
-    equal += f", and at {len(ends)} ends of ranges of sizes" * bool(ends)
+    equal += f", and at {len(ends)} ends of ranges of dynamic sizes" * bool(ends)
     for line in (*found, "differs from eager" if found else equal):
         say(job, line)
     data = {"target": job.target, "functional": True, "equal": not found, "runs": runs, "differences": found}
@@ -167,21 +169,21 @@ def verify(job: Job, runs: int, rtol: float | None, atol: float | None) -> None:
 @commands.command()
 @on_target
 @click.option(
-    "--to", type=click.Choice(["folder", *FORMATS]), help="What to write; unless given, what the ending of -o says."
+    "--to", type=click.Choice(["folder", *FORMATS]), help="The format to write (default: by the ending of -o)."
 )
-@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="The file, or the folder.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="The file or folder to write.")
 @with_onnx_options
 def export(job: Job, to: str | None, output: Path, onnx: OnnxOptions) -> None:
     """Capture TARGET and write it for other engines.
 
     \b
-    Files of programs have the program's state, and are run by `functionalize run`:
+    Files of programs contain the program's state; `functionalize run` runs them:
       .pt2        for torch.export.load
       .onnx       for ONNX Runtime
       .stablehlo  for jax.export; the first state is in an npz beside it
       .jax        the same, in one file
     \b
-    A folder (-o without such an ending) has
+    A folder (-o without such an ending) contains
       graph_module.pt   the torch.fx.GraphModule, by torch.save; load it with weights_only=False
       state.pt          parameters, buffers and constants, by the names of the graph's inputs
       signature.json    what each input and output of the graph is, and what is written
@@ -210,14 +212,16 @@ def export(job: Job, to: str | None, output: Path, onnx: OnnxOptions) -> None:
 @commands.command(name="run")
 @click.argument("file", type=_FILE)
 @click.argument("specs", nargs=-1, type=SpecType(), metavar="[INPUT]...")
-@click.option("--calls", type=click.IntRange(min=1), default=1, show_default=True, help="How many, on new inputs.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the random numbers in the inputs.")
-@remembered("json", "Answer with one JSON object.")
+@click.option(
+    "--calls", type=click.IntRange(min=1), default=1, show_default=True, help="Number of calls, each on new inputs."
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed for the random inputs.")
+@remembered("json", "Print one JSON object.")
 def run_file(file: Path, specs: tuple[Spec, ...], calls: int, seed: int) -> None:
-    """Run a program that `export --to` wrote; what it keeps in its state, the next call finds.
+    """Run a program that `export --to` wrote. Each call continues with the state that the last one left.
 
-    Without INPUTs it is called with random numbers of the sizes that it was captured with. JAX's files say none where
-    sizes may differ: say them.
+    Without INPUTs it is called with random numbers of the sizes that it was captured with. JAX's files do not record
+    dynamic sizes: pass INPUTs for these.
 
     \b
     Examples:
@@ -253,11 +257,11 @@ def _line(one: dict[str, Any]) -> str:
 @click.option("--view", type=_choice(ViewKind), help="List operators that view in this way.")
 @click.option("--random", is_flag=True, help="List operators that draw random numbers.")
 @click.option("--match", metavar="TEXT", help="List operators with this in their names.")
-@click.option("--json", "as_json", is_flag=True, help="Answer with one JSON object.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def operators(
     names: Sequence[str], kind: str | None, view: str | None, random: bool, match: str | None, as_json: bool
 ) -> None:
-    """Say what the tables know of operators, or list those of a kind.
+    """Show what the tables say about operators, or list operators of one kind.
 
     \b
     Examples:
@@ -268,7 +272,7 @@ def operators(
     from functionalize.codegen import exceptions, sources, tables
 
     if not (names or kind or view or random or match):
-        raise click.UsageError("name an operator, such as add_.Tensor, or say which to list: --kind, --view, --match")
+        raise click.UsageError("name an operator, such as add_.Tensor, or list some with --kind, --view or --match")
     known = tables.build(sources.installed_source(), exceptions.load())
     if names:
         rows = [row for name in names for row in _named(known.rows, name)]
@@ -310,7 +314,7 @@ def _named(rows: dict[str, OpRow], name: str) -> list[OpRow]:
     found = [row for known, row in rows.items() if known == full or (every and known.startswith(f"{full}."))]
     if not found:
         near = difflib.get_close_matches(full, rows, n=5)
-        raise click.ClickException(f"there is no op {full}; near it are {', '.join(near) or 'none'}")
+        raise click.ClickException(f"there is no operator {full}; similar names: {', '.join(near) or 'none'}")
     return found
 
 

@@ -62,12 +62,12 @@ def _read_pt2(path: Path) -> Loaded:
     from functionalize.aliasing.geometry import Layout
 
     if not zipfile.is_zipfile(path):
-        raise TargetError(f"{path} is no program of torch.export, or is not complete")
+        raise TargetError(f"{path} was not written by torch.export, or is not complete")
     try:
         exported = torch.export.load(path)
     except Exception as error:  # torch logs where it fails, and raises what it met there
         said = str(error).strip().split("\n", maxsplit=1)[0]
-        raise TargetError(f"{path} is no program of torch.export, or is not complete: {said}") from error
+        raise TargetError(f"{path} was not written by torch.export, or is not complete: {said}") from error
     module = exported.module()
     named = {
         *exported.graph_signature.buffers_to_mutate.values(),
@@ -150,13 +150,18 @@ def format_of(to: str | None, output: Path) -> str | None:
         if output != wanted:
             advice = f"--to {form} contradicts {output}: a file of this kind ends in {wanted.suffix}: {wanted}"
         elif output.is_dir():
-            advice = f"{output} is a folder: name a file, {output / f'model{wanted.suffix}'}, or say --to folder"
+            advice = f"{output} is a folder: name a file, {output / f'model{wanted.suffix}'}, or pass --to folder"
     elif by_suffix is not None and not output.is_dir():
         advice = f"--to folder contradicts {output}, the name of a file: name a folder, {output.with_suffix('')}"
     elif output.is_file():
-        advice = f"{output} is a file, which ends in none of {suffixes}: name a folder, or a file that ends so"
+        advice = (
+            f"{output} is a file with another ending than {suffixes}: name a folder, or a file with one of these "
+            "endings"
+        )
     elif to is None and output.suffix and not output.is_dir():
-        advice = f"{output} ends in none of {suffixes}: name a file that does, or say --to folder"
+        advice = (
+            f"{output} has another ending than {suffixes}: name a file with one of these endings, or pass --to folder"
+        )
     if advice is not None:
         raise click.UsageError(advice)
     return form
@@ -171,7 +176,7 @@ def loaded(path: Path) -> Loaded:
     found = next((known for known in FORMATS.values() if known.suffix == path.suffix), None)
     if found is None:
         known = ", ".join(one.suffix for one in FORMATS.values())
-        raise TargetError(f"{path} is no program: the files that can be run end in {known}")
+        raise TargetError(f"{path} cannot be run: files that can be run end in {known}")
     if not path.is_file():
         raise TargetError(f"there is no file {path}")
     return found.read(path)

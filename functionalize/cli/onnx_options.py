@@ -63,7 +63,7 @@ class OnnxOptions:
             if value != _WITHOUT.get(option.name):
                 said = f"--{'no-' * (value is False)}{option.name.replace('_', '-')}"
                 raise click.UsageError(
-                    f"{said} is for ONNX files, and this is {form}: leave it out, or write -o FILE.onnx"
+                    f"{said} is for ONNX files, but this is {form}: remove it, or write -o FILE.onnx"
                 )
         return {}
 
@@ -71,19 +71,23 @@ class OnnxOptions:
 _WITHOUT: dict[str, Any] = {"metadata": (), "verify": False, "check": True}  # others: None
 
 _OPTIONS = [
-    click.option("--opset-version", type=int, help="Of ONNX's operators."),
+    click.option("--opset-version", type=int, help="Version of ONNX's operators."),
     click.option("--input-names", metavar="NAME,...", help="Names for the arguments, one for each tensor."),
     click.option("--output-names", metavar="NAME,...", help="Names for the results, one for each tensor."),
     click.option(
         "--custom-translation-table",
         metavar="MODULE:OBJECT",
-        help="How operators are translated: a dict, or a function that returns it.",
+        help="Translations of operators: a dict, or a function that returns one.",
     ),
-    click.option("--metadata", multiple=True, metavar="KEY=VALUE", help="An entry of the file's metadata."),
-    click.option("--external-data/--no-external-data", default=None, help="Weights in a file of their own, FILE.data."),
-    click.option("--verify", is_flag=True, help="Run the file beside the original, three calls, before it is written."),
-    click.option("--report", type=click.Path(dir_okay=False), metavar="FILE.md", help="A page about the file."),
-    click.option("--check/--no-check", default=True, help="Whether ONNX Runtime has to load the file here."),
+    click.option("--metadata", multiple=True, metavar="KEY=VALUE", help="Add an entry to the file's metadata."),
+    click.option(
+        "--external-data/--no-external-data", default=None, help="Put the weights into a separate file, FILE.data."
+    ),
+    click.option(
+        "--verify", is_flag=True, help="Compare three calls of the file with the original before it is written."
+    ),
+    click.option("--report", type=click.Path(dir_okay=False), metavar="FILE.md", help="Write a page about the file."),
+    click.option("--check/--no-check", default=True, help="Check that ONNX Runtime loads the file."),
 ]
 
 

@@ -64,7 +64,7 @@ class Job:
             raise TargetError(f"{name} is a {type(found).__name__}, which is neither a function nor a module")
         if self.evaluate:
             if not isinstance(found, torch.nn.Module):
-                raise TargetError(f"--eval is for modules; {name} is a {type(found).__name__}")
+                raise TargetError(f"--eval is for modules, but {name} is a {type(found).__name__}")
             found.eval()
         return found  # type: ignore[no-any-return]
 
@@ -93,7 +93,7 @@ class Job:
         if self.shapes is None:
             return dynamic_shapes_of(self.specs, self.bounds)
         if self.ranges or any(name for spec in self.specs for name in spec.names):
-            raise TargetError("sizes that may differ are named in inputs and by --dynamic-shapes: use one of the two")
+            raise TargetError("dynamic sizes are given both in the inputs and by --dynamic-shapes: use one of the two")
         found = find(self.shapes)
         return found() if callable(found) else found
 
@@ -106,7 +106,7 @@ class Job:
             others = grown(self.specs, self.bounds, further) if sizes else None
             return make_inputs(self.specs, self.seed + further, others)
         if self.specs:
-            raise TargetError("inputs are given in words and by --inputs: use one of the two")
+            raise TargetError("inputs are given both as specs and by --inputs: use one of the two")
         import torch
 
         torch.manual_seed(self.seed + further)
@@ -255,14 +255,16 @@ _OPTIONS = [
     click.option("--inputs", "factory", metavar="MODULE:FUNCTION", help="A function that returns the inputs."),
     click.option("--call", is_flag=True, help="The target is a function that makes the model: call it."),
     click.option("--eval", "evaluate", is_flag=True, help="Put the module into evaluation mode."),
-    click.option("--remove", type=click.Choice(REMOVE), default=REMOVE[0], show_default=True, help="What is to go."),
-    click.option("--optimizer", help="Of a training step: AdamW, 'SGD(lr=0.1)', package.module:object."),
-    click.option("--range", "ranges", multiple=True, metavar="NAME=MIN:MAX", help="Bounds of a size that may differ."),
-    click.option("--dynamic-shapes", "shapes", metavar="MODULE:OBJECT", help="What capture takes as dynamic_shapes."),
-    click.option("--exporting", is_flag=True, help="torch.compiler.is_exporting() is true: libraries go another way."),
-    click.option("--seed", type=int, default=0, show_default=True, help="Of the random numbers in the inputs."),
-    remembered("json", "Answer with one JSON object."),
-    remembered("traceback", "Show where an error comes from."),
+    click.option("--remove", type=click.Choice(REMOVE), default=REMOVE[0], show_default=True, help="What to remove."),
+    click.option("--optimizer", help="Optimizer of a training step: AdamW, 'SGD(lr=0.1)', package.module:object."),
+    click.option("--range", "ranges", multiple=True, metavar="NAME=MIN:MAX", help="Bounds of a dynamic size."),
+    click.option("--dynamic-shapes", "shapes", metavar="MODULE:OBJECT", help="The argument dynamic_shapes of capture."),
+    click.option(
+        "--exporting", is_flag=True, help="Make torch.compiler.is_exporting() true, for libraries that check it."
+    ),
+    click.option("--seed", type=int, default=0, show_default=True, help="Seed for the random inputs."),
+    remembered("json", "Print one JSON object."),
+    remembered("traceback", "Show the traceback of an error."),
 ]
 
 

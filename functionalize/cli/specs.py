@@ -106,16 +106,16 @@ def _literal(text: str) -> Any:
     try:
         return ast.literal_eval(text[1:])
     except (ValueError, SyntaxError) as error:
-        message = f"cannot read the value {text!r}: after = stands a Python literal, such as 3 or None"
+        message = f"cannot read the value {text!r}: write a Python literal after =, such as 3 or None"
         raise SpecError(message) from error
 
 
 def _limit(text: str, dtype: str, limit: int) -> int:
     if not dtype.startswith(("i", "u")):
-        raise SpecError(f"cannot read the input {text!r}: a limit is for integers")
+        raise SpecError(f"cannot read the input {text!r}: only integers can have a limit")
     most = 2 ** (int(dtype[1:]) - (dtype[0] == "i"))
     if not 0 < limit <= most:
-        raise SpecError(f"cannot read the input {text!r}: the numbers of {dtype} are below {most}, and a limit above 0")
+        raise SpecError(f"cannot read the input {text!r}: a limit for {dtype} must be above 0 and at most {most}")
     return limit
 
 
@@ -133,7 +133,7 @@ def make_inputs(
         if spec.keyword is None:
             args.append(value)
         elif spec.keyword in kwargs:
-            raise SpecError(f"the keyword argument {spec.keyword!r} is there twice")
+            raise SpecError(f"the keyword argument {spec.keyword!r} is given twice")
         else:
             kwargs[spec.keyword] = value
     return tuple(args), kwargs

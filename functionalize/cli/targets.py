@@ -31,7 +31,7 @@ def find(name: str) -> Any:
     """The object of a name ``package.module:object``. Raises TargetError where there is none."""
     module_name, colon, path = name.partition(":")
     if not colon or not module_name or not path:
-        raise TargetError(f"{name!r} names no object: write package.module:object")
+        raise TargetError(f"{name!r} does not name an object: write package.module:object")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
@@ -39,7 +39,7 @@ def find(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise  # the module is there, what it imports is not
-        message = f"there is no module {error.name!r}: neither in the current directory nor installed"
+        message = f"no module {error.name!r} in the current directory or installed"
         raise TargetError(message) from error
     for step in path.split("."):
         if not hasattr(found, step):
@@ -50,7 +50,7 @@ def find(name: str) -> Any:
 
 def _near(holder: Any, step: str) -> str:
     near = difflib.get_close_matches(step, dir(holder), n=3)
-    return f"; near it are {', '.join(near)}" if near else ""
+    return f"; similar names: {', '.join(near)}" if near else ""
 
 
 def optimizer_of(text: str, model: Any) -> Any:
@@ -76,7 +76,7 @@ def optimizer_of(text: str, model: Any) -> Any:
     if isinstance(made, torch.optim.Optimizer):
         return made
     if not isinstance(model, torch.nn.Module):
-        raise TargetError(f"{name} is no optimizer yet: of a function, name the optimizer object that it steps")
+        raise TargetError(f"{name} is not an optimizer object: for a function, name the optimizer object that it steps")
     try:
         made = made(model.parameters(), **_literals(text, read["arguments"]))
     except TargetError:
@@ -84,7 +84,7 @@ def optimizer_of(text: str, model: Any) -> Any:
     except Exception as error:  # whatever a constructor says of its arguments
         raise TargetError(f"{name} cannot be called with the model's parameters: {error}") from error
     if not isinstance(made, torch.optim.Optimizer):
-        raise TargetError(f"{name} gives a {type(made).__name__}, which is no optimizer")
+        raise TargetError(f"{name} returns a {type(made).__name__}, which is not an optimizer")
     return made
 
 
@@ -93,7 +93,7 @@ def _literals(text: str, arguments: str | None) -> dict[str, Any]:
     try:
         call: Any = ast.parse(f"f{arguments or '()'}", mode="eval").body
         if call.args or any(keyword.arg is None for keyword in call.keywords):
-            raise ValueError("the arguments of an optimizer are named")
+            raise ValueError("an optimizer takes only keyword arguments")
         return {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
     except (ValueError, SyntaxError) as error:
         raise TargetError(f"cannot read the optimizer {text!r}: write it as 'SGD(lr=0.1, momentum=0.9)'") from error
@@ -116,7 +116,7 @@ def bounds_of(texts: Sequence[str]) -> dict[str, Bounds]:
             raise TargetError(f"cannot read the bounds {text!r}: write batch=2:64, batch=2: or batch=:64")
         low, high = (None if one is None else int(one) for one in (read["min"], read["max"]))
         if low is not None and high is not None and low > high:
-            raise TargetError(f"there is no size in {text!r}")
+            raise TargetError(f"the bounds {text!r} contain no size")
         found[read["name"]] = low, high
     return found
 
@@ -132,9 +132,9 @@ def dynamic_shapes_of(specs: Sequence[Spec], bounds: Mapping[str, Bounds]) -> An
     sizes = {name: size for spec in specs for name, size in zip(spec.names, spec.sizes, strict=True) if name}
     for name, (low, high) in bounds.items():
         if name not in sizes:
-            raise TargetError(f"no input names a size {name!r}: write f32[{name}=4,16]")
+            raise TargetError(f"no input has a size named {name!r}: write f32[{name}=4,16]")
         if not (low or 0) <= sizes[name] <= (sizes[name] if high is None else high):
-            raise TargetError(f"the input has {sizes[name]} as its size {name!r}, outside of its bounds")
+            raise TargetError(f"the size {name!r} is {sizes[name]} in the inputs, outside its bounds")
     if not sizes:
         return None
     dims = {name: Dim(name, min=bounds.get(name, _ANY)[0], max=bounds.get(name, _ANY)[1]) for name in sizes}

@@ -1,6 +1,7 @@
-"""Deferred initialization: construct on fake tensors, make them real later, in whole or in part.
+"""Deferred initialization: construct with fake tensors, materialize them later, in whole or in part.
 
-Invariant: what is made real is, bit for bit, what eager construction would have given. Limits: docs/deferred.md.
+Invariant: a materialized tensor is, bit for bit, the one of an eager construction. Limits:
+docs/tutorials/large-models.md.
 """
 
 from __future__ import annotations
@@ -27,27 +28,27 @@ def recording() -> Recording:
 
 
 def deferred_init(module_or_fn: Callable[..., Result], /, *args: Any, **kwargs: Any) -> Result:
-    """What a function returns, a module's class say, with fake tensors for those that it makes.
+    """Call a function, such as a module's class, and return its result with fake tensors, without computing them.
 
-    The fake tensors have all but data: size, strides, dtype, device, class, and what they share. How each is computed
-    is recorded; so is what is done to them afterwards (``half()``, ``to(device)``, ``load_state_dict``). Where the
-    function asks for data (``item()``, ``bool()``, ``tolist()``), what it asks for is computed.
+    The fake tensors have everything but data: size, strides, dtype, device, class, and shared storages. How to
+    compute each of them is recorded, as are later changes (``half()``, ``to(device)``, ``load_state_dict``). If the
+    function reads values (``item()``, ``bool()``, ``tolist()``), only these are computed.
 
-    The default generator is left where the construction would have left it in eager. Real tensors that the function
-    reads must stay as they are until what depends on them is materialized.
+    The default generator ends in the state that an eager construction leaves. Real tensors that the function reads
+    must not change until all tensors that depend on them are materialized.
 
     Args:
         module_or_fn: a module's class, or any function.
-        args: its arguments.
-        kwargs: the same, by name.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
 
     Returns:
-        What it returns.
+        The function's result.
 
     Raises:
-        TypeError: it is not callable, or a module that is made already.
-        DeferredError: it writes to a tensor from outside, asks for an address, calls an operator without a meta
-            kernel, or is called inside of a trace.
+        TypeError: ``module_or_fn`` is not callable, or is a module that exists already.
+        DeferredError: the function writes to a tensor from outside, reads an address, calls an operator without a
+            meta kernel, or is called inside a trace.
 
     Example:
         >>> import torch
@@ -68,7 +69,7 @@ def deferred_init(module_or_fn: Callable[..., Result], /, *args: Any, **kwargs: 
 
 
 def is_deferred(value: torch.Tensor | torch.nn.Module) -> bool:
-    """Whether a tensor is deferred, or some parameter or buffer of a module.
+    """Whether a tensor is deferred, or any parameter or buffer of a module.
 
     Example:
         >>> import torch
@@ -88,22 +89,23 @@ def _tensors(module: torch.nn.Module) -> Iterator[torch.Tensor]:
 
 
 def materialize_tensor(tensor: torch.Tensor, shard: Shard | None = None) -> torch.Tensor:
-    """The real tensor for a deferred one: the same object for the same tensor. A real tensor is returned as it is.
+    """Materialize a deferred tensor. The same tensor gives the same object; a real tensor is returned as it is.
 
-    It is what eager would have made, bit for bit, whatever was materialized before. Deferred tensors that share memory
-    become tensors that do. Parameters become parameters.
+    The result equals that of an eager construction bit for bit, in whatever order tensors are materialized. Deferred
+    tensors that share memory become tensors that share memory. Parameters become parameters.
 
     Args:
-        tensor: of any shape and dtype.
-        shard: ``(dim, rank, world)``: only the part of ``torch.chunk(tensor, world, dim)`` that a rank holds, in memory
-            of its own; ranks beyond the last chunk get none of the elements. What the part does not need is not
-            computed, as far as the operators allow.
+        tensor: a tensor of any shape and dtype.
+        shard: ``(dim, rank, world)`` to materialize only chunk ``rank`` of ``torch.chunk(tensor, world, dim)``, in
+            separate memory; a rank beyond the last chunk gets an empty tensor. As far as the operators allow, elements
+            outside the chunk are not computed.
 
     Raises:
-        NotDeferredError: a fake tensor that was not made by ``deferred_init``.
-        DeferredError: a tensor from outside that the construction read has changed; a device is not there.
-        TypeError: it is no tensor.
-        ValueError: there is no such shard.
+        NotDeferredError: a fake tensor that ``deferred_init`` did not make.
+        DeferredError: a tensor from outside that the construction read has changed, or the machine does not have a
+            device.
+        TypeError: ``tensor`` is not a tensor.
+        ValueError: ``shard`` is not a chunk of the tensor.
 
     Example:
         >>> import torch
@@ -132,20 +134,21 @@ def materialize_module(
     device: Any = None,
     dtype: torch.dtype | None = None,
 ) -> None:
-    """Make the parameters and buffers of a module real, in place: whatever refers to them sees them real.
+    """Materialize the parameters and buffers of a module in place: all references to them see real tensors.
 
     Args:
-        module: with its submodules.
-        buffers_only: leave the parameters deferred.
-        check_fn: of which modules the tensors are made real; asked for each, whatever it says of those around it.
-        device: where to put the tensors; where they were made, unless given. What was recorded for a device that is
-            not there is computed on it.
-        dtype: of floating-point tensors; as recorded, unless given.
+        module: the module, including its submodules.
+        buffers_only: whether to leave the parameters deferred.
+        check_fn: called with each module; returns whether to materialize that module's own tensors.
+        device: the device of the tensors (default: the device of the construction). Operators that were recorded for
+            a device that the machine does not have run on this one.
+        dtype: the dtype of floating-point tensors (default: as recorded).
 
     Raises:
-        NotDeferredError: the module has a fake tensor that was not made by ``deferred_init``.
-        DeferredError: a tensor from outside that the construction read has changed; a device is not there.
-        TypeError: it is no module.
+        NotDeferredError: the module has a fake tensor that ``deferred_init`` did not make.
+        DeferredError: a tensor from outside that the construction read has changed, or the machine does not have a
+            device.
+        TypeError: ``module`` is not a module.
 
     Example:
         >>> import torch

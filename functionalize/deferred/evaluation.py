@@ -112,9 +112,9 @@ class Evaluation:
             return device
         if self._device is None:
             raise DeferredError(
-                f"a tensor was recorded for {device}",
-                why="there is no such device here",
-                hint='name one: materialize_module(module, device="cpu")',
+                f"a deferred tensor was made for the device {device}",
+                why="this machine has no such device",
+                hint='name a device that it has: materialize_module(module, device="cpu")',
             )
         return self._device
 

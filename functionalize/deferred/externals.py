@@ -83,8 +83,8 @@ class Externals:
 
 def _changed(external: External) -> DeferredError:
     return DeferredError(
-        f"{external.name or name_of(external.tensor)} was changed after a deferred construction had read it",
-        why="what is materialized now would not be what the construction computed",
-        hint="materialize before changing the tensor, or pass a copy (`.clone()`) to the construction",
+        f"{external.name or name_of(external.tensor)} was changed after a deferred construction read it",
+        why="the materialized tensors would differ from those that the construction computed",
+        hint="materialize before you change the tensor, or pass a copy (`.clone()`) to the construction",
         at=external.line,
     )

@@ -13,16 +13,16 @@ from functionalize._torch.deferred import PlainFakeMode
 
 
 def fake_mode(*, fake_cuda: bool = False) -> FakeTensorMode:
-    """A context in which every tensor that is made is fake: it has all but data.
+    """A context in which every new tensor is fake: it has everything but data.
 
-    It is torch's ``FakeTensorMode``. Its ``from_tensor`` makes a fake tensor of a real one: the same for the same
-    tensor, and on one storage for tensors that share theirs.
+    It is torch's ``FakeTensorMode``. Its ``from_tensor`` makes a fake tensor from a real one: the same object for the
+    same tensor, and with one storage for tensors that share a storage.
 
     Args:
         fake_cuda: whether CUDA tensors may be made on a machine without CUDA.
 
     Raises:
-        RuntimeError: in the context, where a CUDA tensor is made without CUDA, unless ``fake_cuda`` allows it.
+        RuntimeError: inside the context, if a CUDA tensor is made on a machine without CUDA and ``fake_cuda`` is false.
 
     Example:
         >>> import torch
@@ -39,7 +39,7 @@ def fake_mode(*, fake_cuda: bool = False) -> FakeTensorMode:
 
 
 def is_fake(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is fake: one of ``fake_mode``, of torch's FakeTensorMode, or a deferred one.
+    """Whether a tensor is fake: made under ``fake_mode`` or torch's FakeTensorMode, or deferred.
 
     Example:
         >>> import torch
@@ -53,7 +53,7 @@ def is_fake(tensor: torch.Tensor) -> bool:
 def meta_like(fake: torch.Tensor) -> torch.Tensor:
     """A tensor on device ``meta`` with the size, strides, dtype and ``requires_grad`` of a fake one.
 
-    A parameter gives a parameter.
+    For a parameter, the result is a parameter.
 
     Raises:
         ValueError: the tensor is not fake.

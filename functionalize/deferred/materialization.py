@@ -112,8 +112,8 @@ def window_of(size: Sequence[int], shard: Shard) -> Window:
     plain = isinstance(shard, tuple) and len(shard) == 3 and all(isinstance(one, int) for one in shard)
     if not (plain and -len(size) <= shard[0] < len(size) and 0 <= shard[1] < shard[2]):
         raise ValueError(
-            f"shard={shard!r} of a tensor of size {tuple(size)}: it is (dim, rank, world), with a dimension of the "
-            "tensor and 0 <= rank < world"
+            f"shard={shard!r} of a tensor of size {tuple(size)}: it must be (dim, rank, world), where dim is a "
+            "dimension of the tensor and 0 <= rank < world"
         )
     dim, rank, world = shard
     dim %= len(size)
@@ -133,17 +133,17 @@ def _cell(recording: Recording, tensor: FakeTensor) -> Cell:
     cell = recording.cell_of(tensor)
     if cell is None and tensor.fake_mode is recording.mode and tensor.layout is not torch.strided:
         raise DeferredError(
-            f"a tensor of layout {tensor.layout} and size {tuple(tensor.size())} is to be materialized",
-            why="only strided tensors are deferred",
-            hint="keep the dense tensor, and convert it once it is materialized",
+            f"cannot materialize a tensor of layout {tensor.layout} and size {tuple(tensor.size())}",
+            why="only strided tensors can be deferred",
+            hint="keep the dense tensor, and convert it after it is materialized",
         )
     if cell is None and tensor.fake_mode is recording.mode and recording.active:
         raise recorded_now()
     if cell is None:
         raise NotDeferredError(
-            f"a fake tensor of size {tuple(tensor.size())} is to be materialized",
-            why="it was not made inside of deferred_init: nobody recorded how",
-            hint="make it inside of deferred_init(function, ...)",
+            f"cannot materialize a fake tensor of size {tuple(tensor.size())}",
+            why="it was not made inside deferred_init, so how to compute it was not recorded",
+            hint="make it inside deferred_init(function, ...)",
         )
     return cell
 
@@ -200,9 +200,10 @@ def _dressed(tensor: FakeTensor, real: torch.Tensor) -> torch.Tensor:
 def _refuse_other_dtype(cell: Cell) -> None:
     if cell.made is not None and cell.made.dtype != cell.layout.dtype:
         raise DeferredError(
-            f"memory of {cell.layout.dtype}, which is seen as another dtype as well, is to be of {cell.made.dtype}",
-            why="what is converted has other bytes",
-            hint="materialize without `dtype`, and convert afterwards",
+            f"a {cell.layout.dtype} tensor that also has a view of another dtype is to be converted to "
+            f"{cell.made.dtype}",
+            why="conversion changes the bytes that the view reads",
+            hint="materialize without `dtype`, and convert the tensors afterwards",
         )
 
 

@@ -1,7 +1,7 @@
 """A part of a tensor that random numbers fill, drawn alone.
 
 Invariant: each element is the one that the whole has there. Limits: fills that take their elements one after another,
-and normal numbers, of which a kernel makes sixteen at a time, and the last sixteen anew where they are no whole block.
+and normal numbers, of which a kernel makes sixteen at a time, and the last sixteen again where they are no whole block.
 """
 
 from __future__ import annotations

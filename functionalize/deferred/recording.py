@@ -306,9 +306,9 @@ class Adoption:
             self._known.add(key)
             layout = cell.layout
             where = (layout.size, layout.stride, layout.offset)
-            stand_in = placed(recording.factory, cell.storage, where, layout.dtype, cell.device)
-            track(recording.tracer, stand_in, cell.node)
-            graph.track(stand_in, graph.create_base(stand_in, stand_in))
+            substitute = placed(recording.factory, cell.storage, where, layout.dtype, cell.device)
+            track(recording.tracer, substitute, cell.node)
+            graph.track(substitute, graph.create_base(substitute, substitute))
 
     def _take_data(self, tensor: FakeTensor) -> None:
         """Let a tensor that was given the memory of a real one stand for a copy of that."""
@@ -346,15 +346,16 @@ class WriteWatch:
         storage = view.base.storage
         if isinstance(storage, torch.UntypedStorage) and storage.device.type != "meta":
             raise DeferredError(
-                f"{op} changes a tensor of size {tuple(view.layout.size)} that was not made here",
-                why="a construction that is recorded runs later, perhaps more than once: it must leave what is outside "
-                "of it as it is",
-                hint="write to a copy (`.clone()`), or make the tensor inside",
+                f"{op} writes to a tensor of size {tuple(view.layout.size)} that was made outside the deferred "
+                "construction",
+                why="a deferred construction runs later, perhaps more than once, so it must not change tensors "
+                "outside it",
+                hint="write to a copy (`.clone()`), or make the tensor inside the construction",
             )
         cell = self._recording.cells.get(view.base.key)
         if cell is not None and cell.made is not None:
             raise DeferredError(
-                f"{op} changes a deferred tensor of size {tuple(view.layout.size)} that was materialized",
+                f"{op} writes to a deferred tensor of size {tuple(view.layout.size)} that is already materialized",
                 why="the real tensor would not see the write",
                 hint="write to the real tensor, which materialize_tensor returns",
             )

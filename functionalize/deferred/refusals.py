@@ -25,16 +25,22 @@ def explained(error: Exception) -> DeferredError | None:
     if operator is not None:
         return DeferredError(
             f"{operator} on deferred tensors",
-            why="the operator has no meta kernel: nobody says what its results look like without computing them",
-            hint="register one (torch.library.register_fake), or call the operator outside of deferred_init and pass "
-            "what it gives",
+            why="the operator has no meta kernel, so the shapes and dtypes of its results are unknown until it runs",
+            hint="register one with torch.library.register_fake, or call the operator outside deferred_init and "
+            "pass its result",
             at=decisive_line(error),
         )
     if _MEMORY.search(str(error)):
         return DeferredError(
-            "the construction asks for the memory of a deferred tensor",
-            why="it has none yet, and what is asked behind the dispatcher cannot be answered otherwise",
-            hint="ask for data by tolist(), item() or numpy(), which compute them; for memory once it is materialized",
+            "the construction reads the memory of a deferred tensor",
+            why=(
+                "a deferred tensor has no memory yet, and the read does not go through the dispatcher, where it "
+                "would be computed"
+            ),
+            hint=(
+                "read values with tolist(), item() or numpy(), which compute them; read memory after the tensor is "
+                "materialized"
+            ),
             at=decisive_line(error),
         )
     return None
@@ -43,34 +49,37 @@ def explained(error: Exception) -> DeferredError | None:
 def recorded_now() -> DeferredError:
     """For a construction that makes its own tensors real while it is recorded."""
     return DeferredError(
-        "a tensor is to be materialized by the construction that makes it",
-        why="what the construction does to it from here on would be lost",
-        hint="materialize once deferred_init has returned; to look at data, tolist(), item() and numpy() compute them",
+        "a tensor is materialized inside the construction that makes it",
+        why="what the construction does to it afterwards would be lost",
+        hint="materialize after deferred_init has returned; to read values, use tolist(), item() or numpy()",
     )
 
 
 def address_asked() -> DeferredError:
     """For a program that asks where a deferred tensor lies."""
     return DeferredError(
-        "the construction asks for the address of a tensor (data_ptr)",
-        why="it has no memory yet",
-        hint="ask once it is materialized; whether two tensors share memory tells untyped_storage()._cdata",
+        "the construction reads the address of a deferred tensor (data_ptr)",
+        why="a deferred tensor has no memory yet",
+        hint=(
+            "read it after the tensor is materialized; to learn whether two tensors share memory, compare "
+            "untyped_storage()._cdata"
+        ),
     )
 
 
 def inside_of_trace() -> DeferredError:
     """For a construction that is deferred while a graph is traced."""
     return DeferredError(
-        "deferred_init, or an operation on a deferred tensor, inside of what is traced",
-        why="the trace records what runs already, and tensors of its own stand in the places of others",
-        hint="construct outside, and trace what runs the module",
+        "deferred_init, or an operation on a deferred tensor, inside a traced function",
+        why="the tracer records the operators itself, and replaces tensors by its own",
+        hint="construct the module outside, and trace the function that runs it",
     )
 
 
 def not_callable(value: object) -> TypeError:
     """For what is no function."""
     kind = type(value).__name__
-    made = " that is made already: pass its class, and the arguments after it" if _is_made(value) else ""
+    made = " that exists already: pass its class, followed by the arguments" if _is_made(value) else ""
     return TypeError(f"deferred_init takes a module's class or a function, and its arguments, not a {kind}{made}")
 
 

@@ -18,8 +18,8 @@ from functionalize.transform.borrowed_memory import GIVES, MISSES, Borrowed
 from functionalize.transform.context import FunctionalizationContext
 
 _HINTS = {
-    GIVES: "return a copy (`torch.tensor(array)`), or keep a tensor in the place of the array",
-    MISSES: "make the tensor of a copy of the array (`torch.tensor(array)`)",
+    GIVES: "return a copy (`torch.tensor(array)`), or keep a tensor instead of the array",
+    MISSES: "make the tensor from a copy of the array (`torch.tensor(array)`)",
 }
 
 
@@ -43,8 +43,13 @@ def refuse_shared(context: FunctionalizationContext, handles: Sequence[Any], ret
             memory = access.name if access is not None else "an array or a file"
             raise UnsupportedProgramError(
                 f"the program {one.did} a tensor of size {tuple(one.tensor.size())} in the memory of {memory}",
-                why="the graph has a copy of it, or the memory that the capture found: a call could not do the same",
-                hint=_HINTS.get(one.did, "write to a copy (`torch.tensor(array)`), or keep a tensor in its place"),
+                why=(
+                    "a captured program cannot do this: its graph holds a copy, or the memory of the time of the "
+                    "capture"
+                ),
+                hint=_HINTS.get(
+                    one.did, ("write to a copy (`torch.tensor(array)`), or keep a tensor instead of the array")
+                ),
                 at=one.at,
             )
 

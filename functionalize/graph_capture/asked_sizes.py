@@ -21,9 +21,9 @@ from functionalize.errors import InputMismatchError
 
 _TRIED = 256  # of a range
 _LARGE = (1009, 65_537, 1_000_003)  # where there is no upper bound; of few divisors
-_ANY = "Dim.AUTO, with which the program takes the sizes that it can"
-_BACKWARD = "the backward, which a call that is differentiated runs"  # in the place of a line
-_NO_BACKWARD = "torch.no_grad() around the capture, if no call is differentiated"
+_ANY = "Dim.AUTO, which allows the sizes that the program supports"
+_BACKWARD = "the backward, which runs if a caller differentiates the results"  # in the place of a line
+_NO_BACKWARD = "capture under torch.no_grad() if no caller differentiates the results"
 
 
 class _Size(NamedTuple):
@@ -130,7 +130,9 @@ class AskedSizes:
             low, high = size.spec.min, size.spec.max
             if size.derive is None:
                 self._assume(
-                    size, size.now == first.setdefault(size.variable, size.now), "the size of all of that name"
+                    size,
+                    size.now == first.setdefault(size.variable, size.now),
+                    ("one size for all dimensions of that name"),
                 )
             if low is not None and low > 0:
                 self._assume(size, size.now >= low, f"{low} or more")
@@ -158,8 +160,8 @@ class AskedSizes:
             assume(condition)
         elif self._strict:
             raise InputMismatchError(
-                f"{size.place} is {size.example}, and dynamic_shapes asks for {expected}",
-                hint="pass an example of such a size, or ask for others",
+                f"{size.place} is {size.example}, but dynamic_shapes asks for {expected}",
+                hint="pass an example of such a size, or change dynamic_shapes",
             )
 
     def check(self, environment: Any) -> None:
@@ -199,9 +201,10 @@ class AskedSizes:
                 sizes = dict.fromkeys(f"{size.name} = {size.of(values[size.variable])}" for size in asked)
                 at, why = granted.said(condition)
                 raise InputMismatchError(
-                    f"dynamic_shapes asks for sizes that the program is not right for: {', '.join(sizes)}"
-                    f"\n    at   {at}\n    why  {why}",
-                    hint=f"ask for less, or for {_ANY}",
+                    f"dynamic_shapes asks for sizes that the program does not support: {', '.join(sizes)}\n"
+                    f"    at   {at}\n"
+                    f"    why  {why}",
+                    hint=f"ask for a smaller range, or for {_ANY}",
                 )
 
     def _symbols(self, changed: Mapping[str, int]) -> dict[Any, int]:
@@ -230,7 +233,10 @@ def _larger_example(size: _Size, granted: Any, example: Mapping[Any, int]) -> tu
 
     condition, value = larger
     asked = f" and a Dim with min={value}" if isinstance(size.spec, NamedDim) and size.derive is None else ""
-    why = "a size that the program computes of it is 0 or 1 now, and these are programs of their own"
+    why = (
+        "the program computes another size from it, which is 0 or 1 in this example, and a program is captured "
+        "separately for sizes 0 and 1"
+    )
     return condition, f"an example in which {size.place} is {value} or more{asked}: {why}"
 
 
@@ -239,16 +245,18 @@ def _constant(size: _Size, granted: Any, example: Mapping[Any, int]) -> InputMis
     said = granted.said(larger[0]) if said is None and larger is not None else said
     at = "" if said is None else f"\n    at   {said[0]}\n    why  {said[1]}"
     if size.symbol is None and size.now > 1:
-        hint = "pass an example that is no fake tensor: the mode of a fake one has fixed its size; or say Dim.STATIC"
+        hint = "pass an example that is not a fake tensor (a fake tensor's mode has fixed its size), or use Dim.STATIC"
     elif size.symbol is None:
-        hint = "pass an example of size 2 or more (sizes 0 and 1 are programs of their own), or say Dim.STATIC"
+        hint = (
+            "pass an example of size 2 or more (a program is captured separately for sizes 0 and 1), or use Dim.STATIC"
+        )
     elif larger is not None:
-        hint = f"pass {larger[1]}; or say Dim.STATIC"
+        hint = f"pass {larger[1]}; or use Dim.STATIC"
     else:
         hint = "Dim.AUTO or Dim.STATIC, or change what the program does with the size"
     if said is not None and said[0] == _BACKWARD:
         hint = f"{_NO_BACKWARD}, or {hint}"
-    what = f"{size.place} may differ by dynamic_shapes, and the program is right for {int(size.now)} only"
+    what = f"dynamic_shapes makes {size.place} dynamic, but the program supports only the size {int(size.now)}"
     return InputMismatchError(f"{what}{at}", hint=hint)
 
 
@@ -268,8 +276,9 @@ def _narrowed(
         advice = [_NO_BACKWARD] * (at == _BACKWARD) + list(dims)
         advice = advice if larger is None or larger[0] != broken[wrong] else [larger[1], *advice]
     return InputMismatchError(
-        f"{size.place} may differ {asked} by dynamic_shapes, and the program is not right for {size.of(wrong)}\n"
-        f"    at   {at}\n    why  {why}",
+        f"dynamic_shapes asks for {size.place} {asked}, but the program does not support {size.of(wrong)}\n"
+        f"    at   {at}\n"
+        f"    why  {why}",
         hint=", or ".join([*advice, _ANY]),
     )
 

@@ -29,7 +29,7 @@ from functionalize.graph_capture.classes_of_stand_ins import classes_of_stand_in
 from functionalize.graph_capture.decisions import Decider
 from functionalize.graph_capture.dynamic_shapes import DynamicShapes, dims_of, size_guards
 from functionalize.graph_capture.example_data import NoDataError
-from functionalize.graph_capture.gradient_hooks import check_hooks, lend
+from functionalize.graph_capture.gradient_hooks import check_hooks, install_hooks
 from functionalize.graph_capture.gradients_of_state import laid_out
 from functionalize.graph_capture.hooks_left import HooksLeft
 from functionalize.graph_capture.inputs import MissingGradient, ProgramInputs, is_leaf
@@ -48,7 +48,7 @@ from functionalize.graph_capture.symbol_values import have_plain_keys, values_of
 from functionalize.graph_capture.symbolic_math import math_of_symbols
 from functionalize.graph_capture.tensor_attributes import TensorAttributes
 from functionalize.graph_capture.texts import Texts
-from functionalize.graph_capture.tracing_errors import OTHERWISE, otherwise
+from functionalize.graph_capture.tracing_errors import UNANSWERABLE, unanswerable
 from functionalize.graph_capture.unread_draws import UnreadDraws
 from functionalize.graph_capture.view_inputs import view_of
 from functionalize.runtime.call_tree import CallTree
@@ -107,7 +107,7 @@ class CaptureSession(RecordingSession):
         self._fakes = fakes_of(tensors, self.factory, dims.keys(), with_symbols)
         self._sizes = AskedSizes(dims, self._fakes, self._label, strict=sizes.strict)
         for entry in inputs.inputs:
-            entry.fake = self._stand_in(entry.value)
+            entry.fake = self._substitute(entry.value)
         for entry in inputs.inputs:
             if entry.root is not None and entry.root.fake is not None:
                 entry.fake = self._fakes[id(entry.value)] = view_of(entry.root.fake, Layout.of(entry.value))
@@ -118,7 +118,7 @@ class CaptureSession(RecordingSession):
             example = functools.partial(_example, inputs), generators.before
             self.decider = Decider(self.recorder, self.regions, example, self._provenance.now, by_data[1])
 
-    def _stand_in(self, value: Any) -> Any:
+    def _substitute(self, value: Any) -> Any:
         """The fake tensor of a value; None of what is no tensor."""
         if not isinstance(value, MissingGradient):
             return self._fakes.get(id(value))
@@ -178,7 +178,7 @@ class CaptureSession(RecordingSession):
             with outside_of_the_caller(), watched, started_threads_refused(), streams_refused(), unread.watched():
                 found = self._recorded()
         except Exception as error:
-            self._check_stand_ins(error)  # it may have gone another way than in eager
+            self._check_substitutes(error)  # it may have gone another way than in eager
             if not unread.note_error(error):
                 raise
         finally:
@@ -214,7 +214,7 @@ class CaptureSession(RecordingSession):
                 if entry.gradient_of is not None and entry.gradient_of.fake is not None:
                     entry.gradient_of.fake.grad = entry.fake
             if inputs.hooked:
-                lend(inputs.inputs)
+                install_hooks(inputs.inputs)
             effects = SideEffectRecorder(self.states, inputs.follower.is_log, inputs.walk_again)
             texts = Texts(inputs.follower.is_log, lambda: inputs.follower.code.catches)
             symbols = math_of_symbols(self.recorder.tracer), values_of_symbols(mode.shape_env, texts)
@@ -245,8 +245,8 @@ class CaptureSession(RecordingSession):
         changed = inputs.settings.changed_inside()
         if changed is not None:
             raise UnsupportedProgramError(
-                f"the program changes what `{changed.path}` holds, a {type(changed.value).__name__}",
-                why="objects of this class keep what they hold to themselves: a call could not do the same",
+                f"the program changes the contents of `{changed.path}`, a {type(changed.value).__name__}",
+                why="the contents of this class cannot be set from outside, so a call could not repeat the change",
                 hint="keep it in an attribute, a list or a dict",
             )
         return found
@@ -294,15 +294,15 @@ class CaptureSession(RecordingSession):
             return contextlib.nullcontext()
         return MergedSteps(self._inputs.state, environment, self.recorder.tracer).merged()
 
-    def _check_stand_ins(self, cause: Exception | None = None) -> None:
+    def _check_substitutes(self, cause: Exception | None = None) -> None:
         """Raise where the program asked something of an input to which its fake tensor answers differently."""
         for entry in self._inputs.inputs:
             if not isinstance(entry.value, torch.Tensor) or entry.fake is None:
                 continue
             for name, line in self._asked.of(id(entry.fake), id(getattr(entry.edge, "node", None))):
-                told = name in OTHERWISE and ASKED_PROPERTIES[name](entry.value)
+                told = name in UNANSWERABLE and ASKED_PROPERTIES[name](entry.value)
                 if told and not ASKED_PROPERTIES[name](entry.fake):
-                    raise otherwise(name, entry.target or entry.name, line) from cause
+                    raise unanswerable(name, entry.target or entry.name, line) from cause
 
     def _questions(self, recorded: Recorded) -> set[tuple[int, str]]:
         """What the program asked of inputs, by their numbers, or may have: whether arguments are parameters."""
@@ -316,7 +316,7 @@ class CaptureSession(RecordingSession):
     def capture(self, found: Recorded) -> Capture:
         """What the run gave, with what it takes for granted."""
         metadata, inputs = found.metadata, self._inputs
-        self._check_stand_ins()
+        self._check_substitutes()
         check_hooks(self._inputs.inputs, found.asked)
         supposed = any(isinstance(entry.value, MissingGradient) for entry in inputs.inputs)
         given = self._having_gradients
@@ -347,6 +347,6 @@ def _example(inputs: ProgramInputs, placeholder: Any) -> Any:
     """What an input of the graph is for the example inputs; of others than the program's there is nothing."""
     entry = next((one for one in inputs.inputs if one.name == placeholder.target), None)
     if entry is None:
-        raise NoDataError(f"`{placeholder.target}` is no input of the program")
+        raise NoDataError(f"`{placeholder.target}` is not an input of the program")
     missing = isinstance(entry.value, MissingGradient)
     return torch.zeros_like(entry.value.of) if missing else entry.value

@@ -31,7 +31,7 @@ class _Place(NamedTuple):
 
 @contextlib.contextmanager
 def code_put_back(settings: Settings) -> Iterator[None]:
-    """Around a program's run, in which stand-ins are where tensors were.
+    """Around a program's run, in which substitutes are where tensors were.
 
     Raises:
         UnsupportedProgramError: the program changed code.
@@ -46,8 +46,8 @@ def code_put_back(settings: Settings) -> Iterator[None]:
     if changed:
         raise UnsupportedProgramError(
             f"the program changes {', '.join(f'`{place.setting.path}`' for place in changed)}",
-            why="that decides which code runs, and a captured program is the code that ran",
-            hint="change it outside of what is captured, or choose by an attribute (`if self.ready: ...`)",
+            why="the change selects which code runs, and a captured program holds only the code that ran",
+            hint="make the change outside the captured program, or branch on an attribute (`if self.ready: ...`)",
         )
 
 

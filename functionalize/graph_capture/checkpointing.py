@@ -73,9 +73,9 @@ class CheckpointRegions:
         if not self._draws_the_same and torch.is_grad_enabled() and is_random(node):
             raise UnsupportedProgramError(
                 f"{node.target} in a checkpointed region with preserve_rng_state=False",
-                why="eager draws other random numbers where the region runs again; through `torch.compile` it draws "
-                "the same",
-                hint="leave out preserve_rng_state=False, draw outside of the region, or use `functionalize.capture`",
+                why="eager draws new random numbers when it recomputes the region, but under `torch.compile` it "
+                "draws the same ones",
+                hint="remove preserve_rng_state=False, draw outside the region, or use `functionalize.capture`",
             )
         number = self._inside
         if number is None:
@@ -91,11 +91,11 @@ class CheckpointRegions:
         """
         if not self._values.are_equal(node, first):
             raise UnsupportedProgramError(
-                f"{node.target} in a checkpointed region that runs again",
-                why="the region draws other random numbers there than in its first run, from the same state of the "
-                "generator: what it draws from has changed in between, or it draws other things",
-                hint="draw outside of the region and pass it what was drawn, or write outside of the region what it "
-                "draws from",
+                f"{node.target} in a checkpointed region that is recomputed",
+                why="from the same generator state, the recomputation draws other random numbers than the first "
+                "run: the operator or its inputs have changed",
+                hint="draw outside the region and pass the numbers to it, or change the inputs of the draw outside "
+                "the region",
             )
         self._values.equate(node, first)
         self._drawn_again[node] = first
@@ -179,7 +179,7 @@ class _Values:
         """``root``: what the graph's attributes are found on."""
         self._root = root
         self._first, self._by_text = dict[Node, Node](), dict[str, Node]()
-        self._constants = dict[Node, str]()  # of nodes that copy a constant, which each run makes anew
+        self._constants = dict[Node, str]()  # of nodes that copy a constant, which each run makes again
         self._looked: Node | None = None  # the last node that was looked at
 
     def note(self, node: Node) -> None:

@@ -1,8 +1,8 @@
 """What ``isinstance``, ``type`` and ``id`` say of what stands for tensors and numbers: what they say of these.
 
-Invariant: code that is none of the program's is told what it was told before. Limits: ``isinstance`` that code of the
+Invariant: other code than the program's gets the same answers as before. Limits: ``isinstance`` that code of the
 program calls by name, ``type`` and ``id`` in functions that a capture follows; ``x.__class__`` and class patterns of
-``match`` see the stand-in.
+``match`` see the substitute.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def classes_of_stand_ins(
     if has_symbols:
         environment.on_data_symbol = begin
     try:
-        classes.lend()
+        classes.install()
         torch.compile = classes.as_before(compiled)
         if has_symbols and at_once:
             begin()
@@ -86,7 +86,7 @@ class _Classes:
         self._codes = [(function, function.__code__, code) for function, code in codes]
         self.ended = False
 
-    def lend(self) -> None:
+    def install(self) -> None:
         """Have the program use them."""
         builtins.isinstance = self._isinstance
         for variables, name, value in self._lent:
@@ -122,7 +122,7 @@ class _Classes:
                 try:
                     return made(*inputs, **named)
                 finally:
-                    self.lend()
+                    self.install()
 
             return called
 

@@ -1,7 +1,7 @@
 """Decisions that a program takes by data while it is captured: answered by the example inputs, and noted in the graph.
 
 Invariant: what is answered is noted, as a node of the graph with its answer. Limits: a backward that is captured for
-later calls decides by what the forward computed: its tangents have no data, and what it draws a call draws later.
+later calls branches on what the forward computed: its tangents have no data, and what it draws a call draws later.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Taken:
 
 
 class Decider:
-    """Answers what a trace asks of symbols that only the data tell."""
+    """Answers what a trace asks of data-dependent symbols."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Decider:
         return answer
 
     def result(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """What an op gives that only the data tell; None where nobody can tell."""
+        """The data-dependent result of an op; None where it cannot be computed."""
         return self._answered(self._recorder.op_node(op, args, kwargs), None)
 
     def close(self) -> list[Taken]:
@@ -87,7 +87,7 @@ class Decider:
 
     @contextmanager
     def in_backward(self, forward: set[Node]) -> Iterator[None]:
-        """While the backward is traced, which decides by what these nodes come to."""
+        """While the backward is traced, which branches on the values of these nodes."""
         self._forward, self._symbols = forward, dict(self._recorder.tracer.sympy_expr_tracker)
         try:
             yield

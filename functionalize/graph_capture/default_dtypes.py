@@ -40,12 +40,12 @@ class DefaultDtypes:
         """
         for node in self._nodes:
             if isinstance(node.target, HigherOrderOperator):
-                _spell_out_bodies(node, root)
+                _set_dtypes_of_bodies(node, root)
             else:
-                _spell_out(node)
+                _set_dtype(node)
 
 
-def _spell_out_bodies(node: Node, root: torch.nn.Module) -> None:
+def _set_dtypes_of_bodies(node: Node, root: torch.nn.Module) -> None:
     """The same for the bodies that a higher-order operator runs."""
     for argument in node.all_input_nodes:
         body = getattr(root, str(argument.target), None) if argument.op == "get_attr" else None
@@ -53,12 +53,12 @@ def _spell_out_bodies(node: Node, root: torch.nn.Module) -> None:
             continue
         for inner in list(body.graph.nodes):
             if isinstance(inner.target, HigherOrderOperator):
-                _spell_out_bodies(inner, body)
+                _set_dtypes_of_bodies(inner, body)
             else:
-                _spell_out(inner)
+                _set_dtype(inner)
 
 
-def _spell_out(node: Node) -> None:
+def _set_dtype(node: Node) -> None:
     value: Any = node.meta.get("val")
     operands = [argument for argument in node.all_input_nodes if isinstance(argument.meta.get("val"), torch.Tensor)]
     floating = any(_is_floating(argument.meta["val"]) for argument in operands)
@@ -72,9 +72,9 @@ def _spell_out(node: Node) -> None:
     else:
         trace = node.meta.get("stack_trace")
         raise UnsupportedProgramError(
-            f"the program sets another default dtype, under which {node.target} gives {value.dtype}",
-            why="calls run the graph under one default dtype",
-            hint="give tensors their dtypes by `dtype=` or `.to()`",
+            f"the program sets another default dtype, so that {node.target} returns {value.dtype}",
+            why="a call runs the whole graph under one default dtype",
+            hint="set the dtype of each tensor with `dtype=` or `.to()`",
             at=trace.location if isinstance(trace, Origin) else line_of_trace(trace),
         )
 

@@ -6,7 +6,7 @@ of its first run by torch, and what it draws there is what was drawn there first
 
 Invariant: the generator itself is not touched. A program may set a seed before it draws, and when it has drawn may go
 back to the state that it has read in the beginning; what else would set a state is refused. Limits: by functions of
-`torch.random`, in the thread that captures; `torch.default_generator.manual_seed` and the like are not heard of.
+`torch.random`, in the thread that captures; `torch.default_generator.manual_seed` and the like are not intercepted.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from functionalize.errors import UnsupportedProgramError
 from functionalize.graph_capture.checkpointing import CheckpointRegions
 from functionalize.runtime.random_state import Seed
 
-SETS = "sets the state of a generator of torch's"
-_SEEDS = "seeds torch's generator when it has drawn from it"
-_ANEW = "seeds torch's generator by chance"
-_DRAWS = "draws from torch's generator when it has set it back"
-WHY_DRAWN = "the capture would do so once, and calls of the program not at all"
+SETS = "sets the state of a torch generator"
+_SEEDS = "seeds torch's generator after it has drawn from it"
+_SEEDS_AT_RANDOM = "seeds torch's generator non-deterministically"
+_DRAWS = "draws from torch's generator after it has restored its state"
+WHY_DRAWN = "this would happen once, at the capture, and not at each call"
 SEED_BEFORE = (
-    "seed before the program is called; or inside of it, by torch.manual_seed before anything is drawn, or a generator "
-    "that it makes there (torch.Generator().manual_seed(seed))"
+    "seed before the program is called; or, inside it, call torch.manual_seed before anything is drawn, or make a "
+    "generator (torch.Generator().manual_seed(seed))"
 )
 
 
@@ -151,15 +151,15 @@ class DefaultGenerator:
     def seed(self) -> int:
         """Refused: it is another one each time."""
         if self._is_captured:
-            refuse_drawn([_ANEW])
+            refuse_drawn([_SEEDS_AT_RANDOM])
         return torch.default_generator.seed()
 
     def initial_seed(self) -> int:
         """Refused: a call may find another."""
         if self._is_captured:
             raise UnsupportedProgramError(
-                "the program asks for the seed of torch's generator",
-                why="it would be a constant of what is captured",
+                "the program reads the seed of torch's generator",
+                why="the seed would be a constant of the captured program",
                 hint="pass the seed as an argument",
             )
         return torch.default_generator.initial_seed()

@@ -111,13 +111,13 @@ def forget_unread(graph: Graph) -> None:
         like = node.meta.get("val")
         if node.users and node not in read and isinstance(like, torch.Tensor) and not is_symbolic(like):
             for part in [user for user in node.users if user.target in _PARTS_BY_ADDRESS]:
-                _stand_in(graph, part, part.meta.get("val", like))  # of its storage more may be read than it shows
+                _substitute(graph, part, part.meta.get("val", like))  # of its storage more may be read than it shows
                 graph.erase_node(part)
             if node.users:
-                _stand_in(graph, node, like)
+                _substitute(graph, node, like)
 
 
-def _stand_in(graph: Graph, node: Node, like: torch.Tensor) -> None:
+def _substitute(graph: Graph, node: Node, like: torch.Tensor) -> None:
     """Have any other values stand for a node."""
     with graph.inserting_before(next(iter(node.users), node)):
         number = int(like.dtype.is_floating_point or like.dtype.is_complex)

@@ -21,7 +21,7 @@ from functionalize._torch.dispatch import identity_of, kernels_alone
 from functionalize.graph_capture.default_generator import SETS, bytes_of, refuse_drawn
 from functionalize.runtime.random_state import Seed, default_generators_of_devices
 
-_SOME = "sets back some of the generators that it draws from, and others not"
+_SOME = "restores the state of some generators that it draws from, but not of all"
 
 
 @dataclass(eq=False)

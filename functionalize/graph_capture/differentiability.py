@@ -104,8 +104,8 @@ def refuse_gradients_of_made(handles: Sequence[torch.Tensor], aliases: Sequence[
     behind = functions_behind(tensor.grad_fn for tensor in handles) if made else ()
     if any(id(getattr(function, "variable", None)) in made for function in behind):
         raise UnsupportedProgramError(
-            "the program gives away a tensor that it made and that requires gradients, and what was computed of it",
-            why="a captured program has gradients for its inputs alone",
+            "the program returns or keeps a new tensor that requires gradients, and a tensor computed from it",
+            why="a captured program has gradients only for its inputs",
             hint="pass the tensor as an argument, or detach it before it is returned or kept",
         )
 
@@ -117,8 +117,8 @@ def check_differentiable(gradients: Sequence[Any], sources: Sequence[Any]) -> No
     if any(function.name() == DELAYED_ERROR for function in behind):
         raise UnsupportedMutationError(
             "a function that is marked with @once_differentiable is differentiated twice",
-            why="it says itself that its backward has no derivative",
-            hint="take the mark away, or keep the function out of what is differentiated twice",
+            why="the mark says that its backward cannot be differentiated",
+            hint="remove the mark, or differentiate the function only once",
         )
 
 
@@ -128,8 +128,8 @@ def check_devices(gradients: Sequence[Any], targets: Sequence[torch.Tensor]) -> 
     if lost and not any(target.is_meta for target in targets):
         raise UnsupportedMutationError(
             "a derivative that is zero everywhere, such as the second one of `abs`, goes through a view",
-            why="autograd has tensors of its own for such zeros, and fake ones forget their device at a view",
-            hint="compute by operators whose derivatives are no such zeros: torch.where(x < 0, -x, x) for x.abs()",
+            why="autograd uses special zero tensors there, and their fake versions lose their device at a view",
+            hint="use other operators, such as torch.where(x < 0, -x, x) for x.abs()",
         )
 
 
@@ -138,16 +138,16 @@ def check_has_gradients(result: torch.Tensor) -> None:
     if not (result.dtype.is_floating_point or result.dtype.is_complex):
         raise UnsupportedMutationError(
             f"a tensor of {result.dtype} requires gradients when the program ends",
-            why="it was written in place by an operator that autograd knows, and integers have no gradients",
-            hint="detach() what is written to it, or use the operator that is not in place",
+            why="an in-place operator that autograd records wrote to it, but integers have no gradients",
+            hint="detach() the value that is written to it, or use the out-of-place operator",
         )
 
 
 def drawn_in_backward(node: Node) -> UnsupportedMutationError:
     return UnsupportedMutationError(
         f"{node.target} in a backward that is differentiated",
-        why="the derivative of the next order computes that backward again, and would draw other random numbers",
-        hint="draw the random numbers in the forward, or take the gradients inside of what is captured",
+        why="the next derivative runs that backward again, and would draw other random numbers",
+        hint="draw the random numbers in the forward, or compute the gradients inside the captured program",
     )
 
 
@@ -158,9 +158,9 @@ def refuse_untold_views(aliases: Sequence[OutputAlias], symbols: SymbolSources) 
         flows = is_view and alias.requires_grad and not alias.own_gradient
         if flows and not alias.layout.static and symbols.untold([alias.layout], []):
             raise UnsupportedProgramError(
-                "a part of a tensor that requires gradients is a result, and begins where only the data say",
-                why="nobody answers that while the program is captured, and calls do not learn it",
-                hint="give a copy of the part (`.clone()`), or capture with on_data='decide' and example data",
+                "a result is a view, at a data-dependent offset, of a tensor that requires gradients",
+                why="the offset is unknown while the program is captured, and a call does not compute it",
+                hint="return a copy of the view (`.clone()`), or capture with on_data='decide' and example data",
             )
 
 
@@ -173,9 +173,12 @@ def refuse_new_histories(inputs: Sequence[TracedInput], mutations: Sequence[Inpu
         if told or fake is None or fake.is_leaf:
             continue
         raise UnsupportedMutationError(
-            f"`{entry.target or entry.name}` is set to memory that another input has, which requires gradients",
-            why="it requires gradients from then on, of which a call cannot tell autograd; eager has none for `set_`",
-            hint="use the other tensor instead",
+            f"`{entry.target or entry.name}` is set to the memory of another input, which requires gradients",
+            why=(
+                "it requires gradients afterwards, which a call cannot record in autograd; eager has no gradient "
+                "for `set_`"
+            ),
+            hint="use the other input directly",
         )
 
 
@@ -196,10 +199,10 @@ def refuse_written_pieces(
         for other in cut:
             if other.fake is not entry.fake and _of_one_tensor(entry, other):
                 raise UnsupportedMutationError(
-                    f"`{entry.target or entry.name}` is written, and the program makes pieces (`split`, `unbind`) of "
+                    f"`{entry.target or entry.name}` is written, and the program splits (`split`, `unbind`) "
                     f"`{other.target or other.name}`, which is a part of the same tensor",
-                    why="autograd accepts the pieces no more, once their memory is written through another tensor",
-                    hint="take the pieces one by one (`narrow`, `select`), or pass copies (`.clone()`)",
+                    why="autograd rejects such pieces after their memory is written through another tensor",
+                    hint="make the pieces one by one (`narrow`, `select`), or pass copies (`.clone()`)",
                 )
 
 
@@ -247,14 +250,14 @@ def _refused_part(
         together = all(can_be_view(one) for one in inputs if _of_one_tensor(entry, one))
         return (OverlappingInputsError if together else UnsupportedMutationError)(
             f"`{entry.target or entry.name}` is written, requires gradients, and shares memory with another input",
-            why="the gradient of the one input would have to flow through the other",
-            hint="pass the tensor once and take the views of it inside of the function",
+            why="the gradient of one input would have to flow through the other",
+            hint="pass the tensor once, and make views of it inside the function",
         )
     if storage_key(entry.fake) in context.notes.readdressed:  # type: ignore[arg-type]
         return UnsupportedMutationError(
-            f"`{entry.target or entry.name}` is written through `as_strided`, requires gradients, and does not "
-            "begin its storage",
-            why="autograd would look for the place in a gradient, which has a storage of its own",
+            f"`{entry.target or entry.name}` is written through `as_strided`, requires gradients, and has a storage "
+            "offset",
+            why="autograd would apply the same offset to the gradient, which has its own storage",
             hint="write through select, narrow or diagonal, or pass a copy (`.clone()`)",
         )
     return None
@@ -270,9 +273,9 @@ def _refused_look(
     if mutation.after:
         return UnsupportedMutationError(
             f"`{entry.target or entry.name}`, which requires gradients, is written, and several of its positions are "
-            "one element",
-            why="a call writes each element once, as another tensor than autograd knows",
-            hint="pass what it was expanded from, and expand that inside of the function",
+            "the same element",
+            why="a call writes each element once, through another tensor than the one that autograd records",
+            hint="pass the tensor before expand(), and expand it inside the function",
         )
     if not _stays(mutation) or not (mutation.writes or mutation.metadata):
         return _new_metadata(entry, reshapes)
@@ -286,19 +289,20 @@ def _stays(mutation: InputMutation) -> bool:
 
 def _beyond(entry: TracedInput) -> UnsupportedMutationError:
     return UnsupportedMutationError(
-        f"memory that `{entry.target or entry.name}`, which requires gradients, does not show is written through it",
-        why="autograd takes the part for one of the tensor that has the whole memory, which the program is not given",
-        hint="pass the tensor that has the whole memory, and write through a view of it",
+        f"the program writes memory beyond `{entry.target or entry.name}`, which requires gradients, through a view "
+        "of it",
+        why="autograd treats such a view as a view of the base, which is not an input of the program",
+        hint="pass the base, and write through a view of it",
     )
 
 
-_OTHER_MEMORY = "it gets other memory (`set_`, `.data =`) as well, of which autograd cannot be told from outside"
-_OTHER_SIZE = "autograd is not told, and gives it the gradient of the size that it had when the call began"
+_OTHER_MEMORY = "it gets other memory (`set_`, `.data =`), which a call cannot record in autograd"
+_OTHER_SIZE = "autograd does not record the change, and computes a gradient of the size from before the call"
 
 
 def _new_metadata(entry: TracedInput, reshapes: Reshapes, why: str = _OTHER_MEMORY) -> UnsupportedMutationError:
     return UnsupportedMutationError(
-        f"`{entry.target or entry.name}`, which requires gradients, gets new metadata",
+        f"`{entry.target or entry.name}`, which requires gradients, changes its size, strides or memory",
         why=why,
         hint="return the new tensor instead",
         at=reshapes.lines.get(id(entry.fake)),

@@ -113,14 +113,14 @@ def dims_of(inputs: ProgramInputs, spec: Any) -> dict[int, Dims]:
         unknown = [name for name in spec if name not in arguments]
         if unknown:
             raise ValueError(
-                f"dynamic_shapes names {unknown[0]!r}; the arguments are {', '.join(arguments)}\n"
-                "    try  the names of arguments alone: the sizes of results follow"
+                f"dynamic_shapes names {unknown[0]!r}, but the arguments are {', '.join(arguments)}\n"
+                "    try  names of arguments only: the sizes of results follow from them"
             )
         parts: Mapping[str, Any] = spec
     elif isinstance(spec, (list, tuple)) and len(spec) == len(arguments):
         parts = dict(zip(arguments, spec, strict=True))
     else:
-        raise _misfit("the arguments", spec, f"a dictionary by name, or a tuple of {len(arguments)}, one part for each")
+        raise _misfit("the arguments", spec, f"a dictionary by argument name, or a tuple of {len(arguments)} entries")
     for name, part in parts.items():
         for tensor, dims in _pairs(name, arguments[name], part):
             found.setdefault(id(tensor), {}).update({dim: d for dim, d in dims.items() if is_dynamic(d)})
@@ -128,7 +128,7 @@ def dims_of(inputs: ProgramInputs, spec: Any) -> dict[int, Dims]:
 
 
 def _misfit(name: str, spec: Any, expected: str) -> ValueError:
-    return ValueError(f"dynamic_shapes has {spec!r} for {name}\n    try  {expected}; None where nothing differs")
+    return ValueError(f"dynamic_shapes has {spec!r} for {name}\n    try  {expected}; None for fixed sizes")
 
 
 def _pairs(name: str, value: Any, spec: Any) -> Iterator[tuple[torch.Tensor, Dims]]:
@@ -139,14 +139,16 @@ def _pairs(name: str, value: Any, spec: Any) -> Iterator[tuple[torch.Tensor, Dim
         yield value, _dims(name, value, spec)
     elif isinstance(value, (list, tuple)):
         if not isinstance(spec, (list, tuple)) or len(spec) != len(value):
-            raise _misfit(f"{name!r}", spec, f"a list of {len(value)}, one part for each element")
+            raise _misfit(f"{name!r}", spec, f"a list of {len(value)} entries")
         for place, part in enumerate(spec):
             yield from _pairs(f"{name}.{place}", value[place], part)
     elif isinstance(spec, Mapping):
         known = value if isinstance(value, Mapping) else {key: getattr(value, str(key), None) for key in spec}
         for key, part in spec.items():
             if key not in known or (known is not value and not hasattr(value, str(key))):
-                raise _misfit(f"{name!r}", spec, f"a dictionary of what {name!r} has, which is no {key!r}")
+                raise _misfit(
+                    f"{name!r}", spec, (f"a dictionary of keys or attributes of {name!r}, which has no {key!r}")
+                )
             yield from _pairs(f"{name}.{key}", known[key], part)
     else:
         _check_constant(name, value, spec)
@@ -158,14 +160,16 @@ def _check_constant(name: str, value: Any, spec: Any) -> None:
 
     if not isinstance(value, (int, float)):
         if isinstance(value, Mapping) or not isinstance(spec, int):
-            raise _misfit(f"{name!r}", spec, "a dictionary, by its names")
+            raise _misfit(f"{name!r}", spec, "a dictionary by its keys or attributes")
         return
     fits = (may_specialize(spec) or not is_dynamic(spec)) if is_dim(spec) else isinstance(spec, int)
     if not fits:
         raise ValueError(
             f"dynamic_shapes has {spec!r} for {name!r}, which is the number {value!r}\n"
-            "    why  numbers among the arguments are part of the program: a call with another one is another program\n"
-            '    try  Dim.AUTO or None; on_guard_failure="recapture" for calls with others, or a tensor in its place'
+            "    why  a number among the arguments is a constant of the program: each value needs a separate "
+            "program\n"
+            '    try  Dim.AUTO or None; on_guard_failure="recapture" for calls with other numbers; or a tensor '
+            "instead of the number"
         )
 
 
@@ -179,14 +183,12 @@ def _dims(name: str, tensor: torch.Tensor, spec: Any) -> Dims:
     elif isinstance(spec, (list, tuple)):
         dims = dict(enumerate(spec))
     else:
-        raise _misfit(f"{name!r}", spec, f"a dictionary by dimension, or a tuple of {count}")
+        raise _misfit(f"{name!r}", spec, f"a dictionary by dimension, or a tuple of {count} entries")
     wrong = [dim for dim in dims if type(dim) is not int or not -count <= dim < count]
     if wrong:
-        raise ValueError(f"dynamic_shapes names dimension {wrong[0]!r} of {name!r}, which has {count}")
+        raise ValueError(f"dynamic_shapes names dimension {wrong[0]!r} of {name!r}, which has {count} dimensions")
     if isinstance(spec, (list, tuple)) and len(spec) != count:
-        raise _misfit(
-            f"{name!r}", spec, f"a tuple of {count}, an entry for each dimension, or a dictionary by dimension"
-        )
+        raise _misfit(f"{name!r}", spec, f"a tuple of {count} entries, or a dictionary by dimension")
     for dim, given in dims.items():
         if not (given is None or is_dim(given) or (type(given) is int and given == tensor.size(dim))):
             expected = 'a Dim, a name such as "batch", Dim.AUTO, Dim.DYNAMIC, Dim.STATIC, or the size itself'

@@ -38,13 +38,17 @@ def refuse_acting(nodes: Iterable[Node], why: str) -> None:
     for node in nodes:
         if tables.acts(node.target) or tables.communicates(node.target):
             name = node.target.name()  # type: ignore[union-attr]
-            what = "a collective operation" if tables.communicates(node.target) else "which gives nothing, but acts"
+            what = (
+                "a collective operation"
+                if tables.communicates(node.target)
+                else ("which has side effects and returns nothing")
+            )
             origin = node.meta.get("stack_trace")
             raise UnsupportedProgramError(
                 f"{name}, {what}, in a program that branches on tensor values",
-                why=f"it would run once more than in eager: {why}",
-                hint="torch.where or torch.cond instead of `if`, or capture what comes before the branch, and what "
-                "follows, by itself",
+                why=f"it would run one time more than in eager: {why}",
+                hint="use torch.where or torch.cond instead of `if`, or capture the code before the branch and the "
+                "code after it separately",
                 at=getattr(origin, "decisive", None),
             )
 
@@ -80,7 +84,7 @@ class ExampleData:
         """
         if node not in self._values:
             needed = sorted(self._needed([node]))
-            refuse_acting(needed, "what it branches on is computed by that")
+            refuse_acting(needed, "the value that it branches on depends on this operator")
             with kernels_alone(), self._drawing([one for one in needed if one in self._sources]):
                 for one in needed:
                     self._values[one] = self._computed(one)
@@ -156,5 +160,5 @@ class ExampleData:
 
 def _with_data(value: Any, node: Node) -> Any:
     if isinstance(value, torch.Tensor) and (isinstance(value, FakeTensor) or value.is_meta):
-        raise NoDataError(f"`{node.name}` is a fake tensor, which has no data")
+        raise NoDataError(f"`{node.name}` is a fake tensor without data")
     return value

@@ -154,10 +154,13 @@ class GraphFinalizer:
         return replace(ended, refused=joint.refused if isinstance(ended.joint, JointGraph) else {})
 
     def _refuse_acting(self, metadata: ProgramMetadata) -> None:
-        """Raise where a call may find only on its way that its data decide otherwise, and would begin once more."""
+        """Raise where a call may find only on its way that it takes another branch, and would start again."""
         if decided_ahead(self.tracer.graph, self.tracer.root, metadata) is None:
             first = metadata.graph.decisions[0].location
-            refuse_acting(self.tracer.graph.nodes, f"a call that goes another way at {first} begins once more there")
+            refuse_acting(
+                self.tracer.graph.nodes,
+                (f"a call that takes another branch at {first} starts again from the beginning"),
+            )
 
     def _traced(
         self,

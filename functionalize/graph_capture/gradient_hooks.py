@@ -1,6 +1,6 @@
 """Hooks on gradients that the state of a program has: run where it takes gradients, and not where its caller does.
 
-The stand-in of a tensor has the hooks of the tensor, in the same dict, so that handles remove them there. What such a
+The substitute of a tensor has the hooks of the tensor, in the same dict, so that handles remove them there. What such a
 hook reaches is state, which is looked for only where a program takes gradients: others leave all that to the calls,
 whose gradients arrive at the tensors themselves.
 
@@ -28,8 +28,8 @@ from functionalize.runtime.state_walk import StateWalk
 from functionalize.transform.autograd_notes import Questions
 
 
-def lend(inputs: Iterable[TracedInput]) -> None:
-    """Give the stand-ins of state the hooks of what they stand for.
+def install_hooks(inputs: Iterable[TracedInput]) -> None:
+    """Give the substitutes of state the hooks of what they stand for.
 
     Raises:
         UnsupportedProgramError: one could not run there.
@@ -46,7 +46,7 @@ def lend(inputs: Iterable[TracedInput]) -> None:
 def apart(inputs: Sequence[TracedInput], asked: Questions) -> Iterator[None]:
     """Where gradients are taken that the program does not take itself: ``asked`` does not hear of them.
 
-    The hooks that stand-ins share with what they stand for do not run: they will when a call is differentiated.
+    The hooks that substitutes share with what they stand for do not run: they will when a call is differentiated.
     """
     shared = [(hooks, dict(hooks)) for entry in inputs for hooks in _shared(entry)]
     for hooks, _ in shared:
@@ -75,10 +75,10 @@ class Contents:
         for container, path, content in self._before:
             if not unchanged(container, content):
                 raise UnsupportedProgramError(
-                    f"the backward of the program changes {f'`{path}`' if path else 'it'}, by code in Python",
-                    why="the backward of a captured program is a graph, which has no effects on objects",
-                    hint="take the gradients inside of what is captured, or leave objects alone in hooks and in "
-                    "backwards of your own",
+                    f"the backward of the program changes {f'`{path}`' if path else 'a Python object'} in Python code",
+                    why="the backward of a captured program is a graph without side effects",
+                    hint="compute the gradients inside the captured program, or do not change objects in hooks and "
+                    "custom backwards",
                 )
 
 
@@ -98,15 +98,16 @@ def check_hooks(inputs: Sequence[TracedInput], asked: Mapping[tuple[int, str], L
             raise hook_left(f"on the gradient of `{label}`")
         if (number, HOOKS) in asked and is_leaf(entry.value) and has_node_hooks(entry.value):
             raise UnsupportedProgramError(
-                f"the program computes gradients, and autograd's function that adds up those of `{label}` has hooks",
-                why="a capture computes them by fake tensors, whose gradients are added up by other functions",
+                f"the program computes gradients, and the autograd node that accumulates the gradient of `{label}` "
+                "has hooks",
+                why="a capture computes gradients with fake tensors, which have other autograd nodes",
                 hint="register the hooks on the tensor (register_hook, register_post_accumulate_grad_hook)",
                 at=asked[number, HOOKS],
             )
 
 
 def _shared(entry: TracedInput) -> list[dict[int, Any]]:
-    """The dicts of hooks that a stand-in has of what it stands for."""
+    """The dicts of hooks that a substitute has of what it stands for."""
     if entry.fake is None or not isinstance(entry.value, torch.Tensor) or not has_gradient_hooks(entry.fake):
         return []
     own = set(map(id, gradient_hooks(entry.value)))
@@ -114,23 +115,23 @@ def _shared(entry: TracedInput) -> list[dict[int, Any]]:
 
 
 def _refuse_nodes(hook: Callable[..., Any], label: str) -> None:
-    """Raise if a hook refers to functions of autograd: those of stand-ins are others."""
+    """Raise if a hook refers to functions of autograd: those of substitutes are others."""
     function = inspect.unwrap(hook)
     for cell in getattr(function, "__closure__", None) or ():
         value = cell_content(cell)
         if any(isinstance(item, Node) for item in (value if isinstance(value, (list, tuple)) else (value,))):
             raise UnsupportedProgramError(
-                f"the program computes gradients, and a hook on that of `{label}` refers to functions of autograd",
-                why="a capture computes them by fake tensors, which have others: the hook would wait for those in vain",
-                hint="register the hook in the program, and remove it there (`torch.autograd.graph."
-                "register_multi_grad_hook`), or a hook on each tensor before",
+                f"the program computes gradients, and a hook on the gradient of `{label}` refers to autograd nodes",
+                why="a capture computes gradients with fake tensors, which have other autograd nodes",
+                hint="register and remove the hook inside the program "
+                "(`torch.autograd.graph.register_multi_grad_hook`), or register a hook on each tensor before",
             )
 
 
 def hook_left(where: str) -> UnsupportedProgramError:
     """The error for a hook that the program leaves."""
     return UnsupportedProgramError(
-        f"the program registers a hook {where}, and leaves it there",
-        why="each call would have to register one more, and what the hook refers to is the capture's",
-        hint="register it once before what is captured, or remove it inside again (`handle.remove()`)",
+        f"the program registers a hook {where} and does not remove it",
+        why="each call would have to register one more hook, but this one refers to objects of the capture",
+        hint="register it once before the capture, or remove it inside the program (`handle.remove()`)",
     )

@@ -37,7 +37,7 @@ class HooksLeft:
         for state, path, hooks in self._found():
             if id(hooks) not in state.containers:
                 if state is not self._states[0]:
-                    raise hook_left(f"in `{path}`, of an argument")
+                    raise hook_left(f"in `{path}` of an argument")
                 state.watch_late(hooks, path, {key: hook for key, hook in hooks.items() if not self._is_new(key)})
 
     def __exit__(self, *raised: object) -> None:

@@ -1,7 +1,7 @@
 """What a captured program takes as inputs: parameters, buffers and other state that it reaches, and its arguments.
 
 Invariant: the order is that of ``torch.export``: parameters, buffers, constants, user inputs; each state tensor once,
-under the first of its names. Limits: what a function reaches otherwise than by arguments is looked for among its own
+under the first of its names. Limits: what a function reaches not by its arguments is looked for among its own
 variables and those of functions that it calls by name. Tensors that it got at in yet another way are lifted in the
 end; graphs of higher-order ops stay attributes.
 """
@@ -119,9 +119,10 @@ class TracedInput:
         computed = self.edge is not None and not isinstance(self.edge, torch.Tensor)  # when the program began
         if before and now.requires_grad and now.is_leaf and computed:
             raise UnsupportedMutationError(
-                f"`{self.target or self.name}`, which was computed, is detached in place and requires gradients again",
-                why="what autograd knows of it before and after cannot both be told to the graph's backward",
-                hint="use detach().requires_grad_(), and the tensor that this gives",
+                f"the program detaches `{self.target or self.name}`, a computed tensor, in place, and then sets "
+                "requires_grad again",
+                why="the graph's backward cannot represent both the old and the new autograd history",
+                hint="use the result of detach().requires_grad_()",
             )
         if now.requires_grad == before:
             return None
@@ -314,11 +315,11 @@ class ConstantLifter:
 
 def _computed_unseen(value: FakeTensor, user: Node | None) -> UnsupportedProgramError:
     origin = None if user is None else user.meta.get("stack_trace")
-    used = "given to the caller" if user is None else f"used by {user.target}"
+    used = "returned to the caller" if user is None else f"used by {user.target}"
     return UnsupportedProgramError(
-        f"a tensor of size {tuple(value.size())} and {value.dtype}, {used}, is a fake one of unknown origin",
-        why="another thread computed it, or code that turns dispatch modes off, or it is left from an earlier capture",
-        hint="compute it in the thread that runs the program, with its modes on",
+        f"a tensor of size {tuple(value.size())} and {value.dtype}, {used}, is a fake tensor of unknown origin",
+        why="another thread computed it, or code that turns dispatch modes off, or an earlier capture",
+        hint="compute it in the thread that runs the program, with dispatch modes on",
         at=origin.location if isinstance(origin, Origin) else None,
     )
 

@@ -24,7 +24,7 @@ from functionalize.runtime.undoing import to_the_end
 
 def is_iterator(value: Any) -> bool:
     """Whether a value, of a class that is not walked, knows by itself what comes next."""
-    kind = type(value)  # other stand-ins are not asked for their class
+    kind = type(value)  # other substitutes are not asked for their class
     if kind in weakref.ProxyTypes:  # which have the methods of all objects
         return False
     return issubclass(kind, Iterator) and not is_entered(kind) and not hasattr(kind, "write")
@@ -33,13 +33,13 @@ def is_iterator(value: Any) -> bool:
 def refusal(value: Any, what: str) -> UnsupportedProgramError:
     """Why a program cannot use an iterator."""
     return UnsupportedProgramError(
-        f"{what} is a {type(value).__name__}",
-        why="each next() takes something out of it, and a call of a captured program could not do so",
-        hint="pass what next() gives as an argument",
+        f"{what} is a {type(value).__name__}, an iterator",
+        why="each next() changes the iterator, which a call of a captured program cannot do",
+        hint="pass the result of next() as an argument",
     )
 
 
-class StandIn:
+class Substitute:
     """What a program finds where an iterator is."""
 
     __slots__ = ("_of", "_refused", "_what")
@@ -60,7 +60,7 @@ class StandIn:
         self._refused.append(refusal(self._of, self._what))
         raise self._refused[-1]
 
-    def __iter__(self) -> StandIn:
+    def __iter__(self) -> Substitute:
         return self
 
     def __next__(self) -> NoReturn:
@@ -90,7 +90,7 @@ def iterators_kept(state: StateWalk, arguments: StateWalk) -> Iterator[None]:
     for kind, slot in places:
         if is_iterator(slot.found()):
             before = entry(slot.container, slot.key)
-            slot.set(StandIn(slot.get(), slot, kind, refused))
+            slot.set(Substitute(slot.get(), slot, kind, refused))
             entries.append((slot, before, entry(slot.container, slot.key)))
     try:
         yield

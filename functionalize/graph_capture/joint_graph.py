@@ -136,7 +136,7 @@ class JointTracer:
         }
 
     def asserted(self) -> list[Any]:
-        """What was taken for granted of symbols that only the data tell."""
+        """What was taken for granted of data-dependent symbols."""
         environment = self._fake_mode.shape_env
         if environment is None or not environment.deferred_runtime_asserts:
             return []
@@ -282,9 +282,9 @@ class JointTracer:
             outside = (key in writes or base.held is not None) and key not in own
             if outside and len(base.log) > writes.get(key, 0):
                 raise UnsupportedMutationError(
-                    "the backward writes to a tensor that was there before it",
-                    why="the backward of a captured program is a graph without effects",
-                    hint="return the new value from the backward, or take the gradients inside of what is captured",
+                    "the backward writes to a tensor that existed before it",
+                    why="the backward of a captured program is a graph without side effects",
+                    hint="return the new value from the backward, or compute the gradients inside the captured program",
                 )
         nodes = [None if gradient is None else self._node(context.value(gradient)) for gradient in gradients]
         return nodes, gradients, given
@@ -327,7 +327,7 @@ class JointTracer:
         if node is None:
             raise UnsupportedMutationError(
                 "a gradient is a tensor that the backward did not compute",
-                why="a graph cannot tell it from a constant",
+                why="the graph would treat it as a constant",
                 hint="compute the gradient in the backward, or return a copy (`.clone()`)",
             )
         return node
@@ -412,9 +412,9 @@ def _refuse_acting(nodes: Iterable[Node]) -> None:
     for node in nodes:
         if tables.acts(node.target):
             raise UnsupportedMutationError(
-                f"{node.target} in a backward, which gives nothing, and so is called for what it does",
-                why="the backward of a captured program is a graph without effects",
-                hint="take the gradients inside of what is captured, or call it outside",
+                f"{node.target} in a backward: it returns nothing, so it is called for its side effects",
+                why="the backward of a captured program is a graph without side effects",
+                hint="compute the gradients inside the captured program, or call the operator outside",
                 at=getattr(node.meta.get("stack_trace"), "decisive", None),
             )
 

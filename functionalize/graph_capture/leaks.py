@@ -86,9 +86,9 @@ class Traced:
             return
         tensor = others[0][0]
         raise UnsupportedProgramError(
-            f"a tensor of size {tuple(tensor.size())} that the program computes is kept by {_named(others)}",
-            why="a call leaves tensors in what the program reaches from its functions and arguments; this it does "
-            "not reach so",
+            f"a tensor of size {tuple(tensor.size())} that the program computes is still held by {_named(others)}",
+            why="a call can store tensors only in objects that the program reaches from its functions and "
+            "arguments, and it does not reach this one",
             hint="return the tensor, or keep it in a list, a dict or an attribute that the program names",
             at=_line_of(self._nodes[tensor]),
         )
@@ -109,9 +109,9 @@ def take_back(written: Iterable[tuple[torch.Tensor, int]], constants: Iterable[t
         tensor.grad = None
     if left:
         raise UnsupportedProgramError(
-            f"the program leaves a gradient on a tensor of size {tuple(left[0].size())} that it reaches by no name",
-            why="what only code in C++ holds, or a module that the program calls, is a constant of the graph",
-            hint="reach it by a variable, an attribute or an argument of what is captured",
+            f"the program leaves a gradient on a tensor of size {tuple(left[0].size())} that is not part of its state",
+            why="a tensor that only C++ code, or a module that the program calls, holds is a constant of the graph",
+            hint="give the program access to it by a variable, an attribute or an argument",
         )
 
 

@@ -255,8 +255,8 @@ class Numbers:
 
     def place(self) -> None:
         """Have the program find what the graph's inputs come to. To be called where it is recorded."""
-        for slot, stand_in in self._pairs:
-            slot.set(stand_in.item())
+        for slot, substitute in self._pairs:
+            slot.set(substitute.item())
         for one, first in self._tied:
             write(*_place(one), entry(*_place(first)))
         lists = [(slot, entry(slot.container, slot.key)) for slot, _ in self._pairs]
@@ -271,9 +271,13 @@ class Numbers:
         for slot, items, _ in self._lists:
             if is_reached(items):
                 raise UnsupportedProgramError(
-                    f"the program gives, or keeps, the list in which `{slot.path}` is, whose numbers are its inputs",
-                    why="such a list is read by its numbers: it may be another one at each call",
-                    hint="give a copy of the list",
+                    f"the program returns or keeps the list that contains `{slot.path}`, and the numbers of that "
+                    "list are inputs",
+                    why=(
+                        "a call reads the numbers of such a list, and not the list itself, which may differ from "
+                        "call to call"
+                    ),
+                    hint="return or keep a copy of the list",
                 )
 
     def check(self) -> None:
@@ -285,7 +289,11 @@ class Numbers:
         for slot, items, before in self._lists:
             if not unchanged(items, before):
                 raise UnsupportedProgramError(
-                    f"the program changes the list in which `{slot.path}` is, whose numbers are its inputs",
-                    why="such a list is read by its numbers: it may be another one at each call",
-                    hint="give the attribute a new list, or keep the numbers in a tensor",
+                    f"the program changes the list that contains `{slot.path}`, and the numbers of that list are "
+                    "inputs",
+                    why=(
+                        "a call reads the numbers of such a list, and not the list itself, which may differ from "
+                        "call to call"
+                    ),
+                    hint="assign a new list to the attribute, or keep the numbers in a tensor",
                 )

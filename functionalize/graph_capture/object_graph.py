@@ -1,6 +1,6 @@
-"""The objects that a program returns or leaves: which of them a call has to make anew, and how.
+"""The objects that a program returns or leaves: which of them a call has to make again, and how.
 
-A call makes anew what holds a tensor or a number of the program's, and what nobody but the program's results and the
+A call makes again what holds a tensor or a number of the program's, and what nobody but the program's results and the
 objects that it changed refers to: that, the program made. Any other object was there before, or is kept elsewhere
 (by a cache, say), and is given as it is. Who refers to whom is asked of the garbage collector.
 
@@ -68,11 +68,11 @@ class ObjectGraph:
         self._pending: list[tuple[list[Any], Sequence[tuple[str, Any]], str]] = []
         self.texts: Texts | None = None  # that the program keeps in logs
 
-    def look(self, known: Mapping[int, tuple[int, int]], stand_ins: Collection[int], roots: Roots) -> None:
-        """Find out what is to be made anew.
+    def look(self, known: Mapping[int, tuple[int, int]], substitutes: Collection[int], roots: Roots) -> None:
+        """Find out what is to be made again.
 
         ``known``: by identity, objects that were walked before the program ran: of which walk, which one.
-        ``stand_ins``: the identities of tensors that stand for those of the program's state, where these are.
+        ``substitutes``: the identities of tensors that stand for those of the program's state, where these are.
         ``roots``: containers in which the program left something, each with the identities of what it held before.
         Nothing else of ours may refer to what it left.
         """
@@ -81,7 +81,7 @@ class ObjectGraph:
         references = _References(known)
         references.follow(roots)
         held = references.held()
-        towards = references.towards(held, stand_ins)
+        towards = references.towards(held, substitutes)
         self._anew = {one: one in towards or one not in held for one in references.nodes}
         self._towards = towards
         self._kept = [*references.nodes.values()]
@@ -95,7 +95,7 @@ class ObjectGraph:
         tensor = unwrap_functorch(tensor)
         number = self._numbers.setdefault(id(tensor), len(self.handles))
         if number == len(self.handles):
-            refuse_tensor(tensor, "a tensor that the program gives or keeps")
+            refuse_tensor(tensor, "a tensor that the program returns or keeps")
             self.handles.append(tensor)
         return number
 
@@ -107,15 +107,15 @@ class ObjectGraph:
             return [value], LEAF
 
     def reference(self, leaf: Any) -> Any:
-        """What stands for a leaf of a pytree among what the graph gives: for an object that is made anew nothing."""
+        """What stands for a leaf of a pytree among what the graph gives: for an object that is made again nothing."""
         if isinstance(leaf, torch.Tensor):
             return TensorRef(self.number(leaf))
-        if not isinstance(leaf, Node):  # which is made anew, and so refused by its path
+        if not isinstance(leaf, Node):  # which is made again, and so refused by its path
             self._refuse_part(leaf, "the result")
         return of_python(leaf) if isinstance(leaf, SYMBOLS) or not self._is_anew(leaf) else None
 
     def is_tree(self, value: Any) -> bool:
-        """Whether pytree makes it anew as it is: containers, each once, of tensors and plain values."""
+        """Whether pytree makes it again as it is: containers, each once, of tensors and plain values."""
         met: set[int] = set()
         return self._is_tree(value, met)
 
@@ -187,7 +187,7 @@ class ObjectGraph:
         """Raise where a value is of the capture's tensors: of autograd's graph, a storage, a text."""
         if isinstance(value, Node) or (isinstance(value, torch.UntypedStorage) and value.device.type == "meta"):
             raise self._refusal(value, path)
-        if type(value) is iterators.StandIn:
+        if type(value) is iterators.Substitute:
             raise value.refused_as(path)
         _refuse_text(value, path)
 
@@ -198,7 +198,7 @@ class ObjectGraph:
         return self._anew.get(id(value), self._looked and not (_is_whole(value) or _is_old_class(value)))
 
     def _is_of_capture(self, value: Any) -> bool:
-        """Whether what a program found is another thing in a call: made of stand-ins, or of objects of its state."""
+        """Whether what a program found is another thing in a call: made of substitutes, or of objects of its state."""
         value = key_behind(value)
         if isinstance(value, (tuple, list, frozenset)) and id(value) not in self._known:
             return any(map(self._is_of_capture, value))
@@ -216,12 +216,15 @@ class ObjectGraph:
                 way += _step(holder, part)
             holder = part
         kind = value.__qualname__ if isinstance(value, type) else f"of class {type(value).__qualname__}"
-        holds = ", and holds a tensor of the program's" if id(value) in self._towards else ""
+        holds = ", and holds a tensor of the program" if id(value) in self._towards else ""
         holds += f" ({path}{way})" if way else ""
         return UnsupportedProgramError(
             f"{path}, {kind}, was made by the program{holds}",
-            why="a call has to make another one, and what this one keeps cannot be read and set from Python",
-            hint="return the tensors themselves, or an object of a class written in Python, a list or a dict of them",
+            why="each call has to make a new object, but the contents of this one cannot be read and set from Python",
+            hint=(
+                "return the tensors themselves, or put them into a list, a dict or an object of a class written in "
+                "Python"
+            ),
             at=self._line_of(holder) or _line_of_generator(value),
         )
 
@@ -246,8 +249,8 @@ def _refuse_text(value: Any, path: str) -> None:
     """
     if isinstance(value, str) and TEXT in value:
         raise UnsupportedProgramError(
-            f"{path} has a tensor written as text: {value[:80]!r}",
-            why="the values of tensors are not known while the program is captured",
+            f"{path} contains the text of a tensor: {value[:80]!r}",
+            why="the values of tensors are unknown while the program is captured",
             hint="keep the tensor itself, or the text of numbers (`str(x.item())`, `str(x.tolist())`)",
         )
 
@@ -311,18 +314,18 @@ class _References:
             pending += new
         return found
 
-    def towards(self, held: Collection[int], stand_ins: Collection[int]) -> dict[int, Any]:
+    def towards(self, held: Collection[int], substitutes: Collection[int]) -> dict[int, Any]:
         """The nodes from which something of the program's can be reached, each with what leads there.
 
         What is ``held`` had state and arguments before: what is in the places of these now leaves with the capture. Not
-        so tuples: one that holds a stand-in was made for the capture, and one that holds an object of the program's
+        so tuples: one that holds a substitute was made for the capture, and one that holds an object of the program's
         state is another one where that object is.
         """
         sources = defaultdict(list)
         for key, edges in self._edges.items():
             for other in edges:
                 sources[other].append(key)
-        given = {key for key in self._ours if key in self._known or key in stand_ins}
+        given = {key for key in self._ours if key in self._known or key in substitutes}
         found = self._leading([value for key, value in self._ours.items() if key not in given], sources, {})
         found = self._leading([self._ours[key] for key in given], sources, found, held)
         return self._leading(self._walked.values(), sources, found, self.nodes)

@@ -229,7 +229,7 @@ class OutputAnalysis:
 
 
 def _leaf(handle: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor] | None:
-    """What makes a leaf, a parameter or a buffer like one that the program made; None where it is none of these."""
+    """What makes a leaf, a parameter or a buffer like one that the program made; None where it is not one of these."""
     if not _is_leaf(handle):
         return None
     if isinstance(handle, torch.nn.Parameter):
@@ -279,9 +279,9 @@ def _is_leaf(tensor: torch.Tensor) -> bool:
         return tensor.is_leaf
     except RuntimeError as error:  # one of several views of one function, whose memory was written
         raise UnsupportedMutationError(
-            "the program gives, or keeps, a view that autograd accepts no more",
+            "the program returns or keeps a view that autograd no longer accepts",
             why=str(error).split(". ", maxsplit=1)[0],
-            hint="take the view after the write, or give a copy of it (`.clone()`)",
+            hint="make the view after the write, or return a copy of it (`.clone()`)",
         ) from error
 
 

@@ -1,13 +1,13 @@
-"""What a program does to sources of random numbers otherwise than by operators, and to arrays that are no tensors.
+"""What a program does to sources of random numbers without operators, and to arrays that are not tensors.
 
 Operators that draw are nodes of the graph. A number that Python or NumPy draws, or an element of an array that is
 written, would be done once, by the capture.
 
 Nothing is drawn while a program runs on fake tensors, so a state that is read and set again would leave no trace. What
-functions of `torch.random` do to the default generator is therefore heard of, in the thread that captures: a seed that
-is set before anything is drawn is set by each call, before it runs the graph, and taken back where the program takes it
-back (:mod:`.default_generator`). A generator of the program's own goes on at each node that draws from it, as in eager:
-who finds it in another state has set it.
+functions of `torch.random` do to the default generator is therefore intercepted, in the thread that captures: a seed
+that is set before anything is drawn is set by each call, before it runs the graph, and taken back where the program
+takes it back (:mod:`.default_generator`). A generator of the program's own goes on at each node that draws from it, as
+in eager: who finds it in another state has set it.
 
 One that the program makes is made by each run of the graph, in the state in which the program first drew from it.
 
@@ -166,9 +166,13 @@ class TorchGenerators:
             if key not in made:
                 if self._is_kept(key):
                     raise UnsupportedProgramError(
-                        "the program draws random numbers from a generator that it does not reach by a name, or keeps",
-                        why="a call could not tell in which state the generator is to be then",
-                        hint="pass it as an argument, or reach it by a variable or an attribute",
+                        "the program draws random numbers from a generator that is not part of its state and stays "
+                        "alive",
+                        why="a call could not set the state of that generator afterwards",
+                        hint=(
+                            "pass the generator as an argument, or keep it in a variable or an attribute that the "
+                            "program reads"
+                        ),
                     )
                 with graph.inserting_after(node):
                     made[key] = graph.call_function(anew, (node,))
@@ -198,8 +202,8 @@ def _set() -> LineWanted:
 
 def _read() -> UnsupportedProgramError:
     return UnsupportedProgramError(
-        "the program reads the state of a generator of torch's",
-        why="operators that are recorded draw nothing: the state is not what a call would find",
+        "the program reads the state of a torch generator",
+        why="operators draw nothing while they are recorded, so the state is not the one that a call would read",
         hint="read it before or after the program is called",
     )
 
@@ -222,12 +226,12 @@ class _Source:
         if self.is_array:
             what, hint = (
                 f"writes to {self.name}",
-                "write to a tensor instead, made before of the array: torch.tensor(array)",
+                "write to a tensor that is made from the array before: torch.tensor(array)",
             )
         else:
             what = f"draws numbers from {self.name}"
-            hint = "draw by torch: torch.rand(()).item(); or draw before, and pass the number as a tensor"
-        why = "a call runs the operators of torch alone: what the capture did or drew once would be that of all calls"
+            hint = "draw with torch: torch.rand(()).item(); or draw before the call, and pass the number as a tensor"
+        why = "a call runs only torch operators: what the capture wrote or drew once would be the same in all calls"
         return LineWanted(is_changed, f"the program {what}", why=why, hint=hint)
 
 

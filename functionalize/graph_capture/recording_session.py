@@ -64,7 +64,7 @@ class RecordingSession:
         self._remove_views, self._symbolic, self.order = remove_views, symbolic, order
         self.decider: Decider | None = None
         self.states: Sequence[StateWalk] = ()  # objects that the program reaches, and may change
-        self.modes_left = dict[str, Any]()  # modes of torch that the program left otherwise than it found them
+        self.modes_left = dict[str, Any]()  # modes of torch that the program left changed
 
         def noted(node: Node) -> Node | None:  # not the session: fake tensors hold the recorder, and it holds them
             annotate(node)

@@ -124,7 +124,7 @@ class ScheduleSteps:
         numbers = {id(item): number for number, item in enumerate(self._state.seen)} if self._stepped else {}
 
         def made(value: Any) -> Any:
-            return recipe(value, "what a scheduler is given")
+            return recipe(value, "an argument of a scheduler")
 
         return tuple(
             ScheduleStep(numbers[id(scheduler)], tuple(map(made, args)), {n: made(one) for n, one in named.items()})

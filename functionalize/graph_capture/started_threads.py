@@ -1,4 +1,4 @@
-"""Threads that a program starts: what they compute is none of the graph's, so a capture refuses them.
+"""Threads that a program starts: what they compute is not in the graph, so a capture refuses them.
 
 Invariant: threads that others start are not concerned; captures run one at a time, so each puts back what it replaced.
 Limits: threads of libraries (a progress bar's) may start.
@@ -32,7 +32,7 @@ def started_threads_refused() -> Iterator[None]:
             if threading.get_ident() == own and _is_of_program(getattr(run, "__self__", None)):
                 raise UnsupportedProgramError(
                     "the program starts a thread",
-                    why="what the thread computes would be none of the program: a capture follows one thread",
+                    why="a capture records one thread, so the thread's computation would not be part of the program",
                     hint="compute in one thread, or start the threads around the captured program",
                 )
             return start(run, *args, **kwargs)

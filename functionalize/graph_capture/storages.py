@@ -1,6 +1,6 @@
 """What a program does to storages past tensors and operators: no mode sees it, and no call could do the same.
 
-Invariant: what is resized by operators (`resize_`, an `out=`) is none of this. Limits: that a storage has another size
+Invariant: this is not about operators that resize (`resize_`, an `out=`). Limits: that a storage has another size
 when the program ends than when it began, where sizes are no symbols; what else is asked of storages raises by itself,
 as fake ones have no bytes.
 """
@@ -42,6 +42,6 @@ def _refuse_if(resized: Callable[[int], bool], tensor: torch.Tensor) -> None:
     if type(size) is int and resized(size):
         raise UnsupportedProgramError(
             f"the program resizes the storage of a tensor of size {tuple(tensor.size())}",
-            why="it does so past all operators, and a call could not do the same",
-            hint="resize it before or after the program is called, or let it go by `x.data = torch.empty(0)`",
+            why="the resize is not an operator, so a call could not repeat it",
+            hint="resize it before or after the program is called, or free it with `x.data = torch.empty(0)`",
         )

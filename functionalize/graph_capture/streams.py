@@ -46,8 +46,8 @@ def streams_refused() -> Iterator[None]:
                 return call(*args, **kwargs)
             raise UnsupportedProgramError(
                 f"the program {said}",
-                why="a call of it runs its whole graph on the stream that is current then, and waits for no other",
-                hint="leave streams and events out of what is captured: wait, and enter a stream, around its calls",
+                why="a call runs its whole graph on the current stream, and waits for no other",
+                hint="keep streams and events outside the captured program: wait, or select a stream, around its calls",
             )
 
         return called

@@ -1,4 +1,4 @@
-"""Numbers that the data tell, as text and as keys: a program that writes one down, or looks it up, asks for its value.
+"""Data-dependent numbers, as text and as keys: a program that writes one down, or looks it up, asks for its value.
 
 Invariant: text that torch makes of symbols, in errors and logs of its own, is as it was; so is that of other traces.
 Limits: who makes the text, or looks up, is code of the program, or of a library that it calls. Sizes have no hashes for

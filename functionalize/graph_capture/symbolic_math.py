@@ -1,7 +1,7 @@
 """Functions of ``math`` on data-dependent numbers give symbols, as operators do; so do ``min`` and ``max``.
 
-Invariant: for numbers that are none of a trace's they do what they did, in every thread. Limits: functions of floats
-that give floats or truths, by the name of their module; others ask for the value of a symbol.
+Invariant: for numbers outside the trace they do what they did, in every thread. Limits: functions of floats
+that give floats or bools, by the name of their module; others ask for the value of a symbol.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.optim import lr_scheduler as schedulers
 
 from functionalize._torch.tensors import SYMBOLS
 from functionalize._torch.traced_symbols import compared, opaque_float
-from functionalize.graph_capture.symbolic_truths import truths_as_numbers
+from functionalize.graph_capture.symbolic_truths import bools_as_numbers
 
 _EXPONENTIALS = ("exp", "exp2", "expm1", "log", "log10", "log1p", "log2", "pow", "sqrt", "cbrt")
 _CIRCULAR = ("acos", "asin", "atan", "atan2", "cos", "sin", "tan", "degrees", "radians")
@@ -43,7 +43,7 @@ def math_of_symbols(tracer: Any) -> Iterator[None]:
     looking_up = kind.get_lr
     kind.get_lr = lambda scheduler: _at_milestones(scheduler) or looking_up(scheduler)
     try:
-        with _methods_of_symbols(tracer), truths_as_numbers(tracer):
+        with _methods_of_symbols(tracer), bools_as_numbers(tracer):
             yield
     finally:
         kind.get_lr = looking_up

@@ -1,9 +1,9 @@
-"""Comparisons of numbers that the data tell, as numbers: in arithmetic a truth is zero or one, as Python's are.
+"""Comparisons of data-dependent numbers, as numbers: in arithmetic a bool is zero or one, as Python's are.
 
-Invariant: arithmetic on a truth of the data gives a symbol and decides nothing; where Python needs its number (an index
-of a list, ``float``), where it divides or is an exponent, and beside what is no number of Python's or torch's, the data
-decide. Limits: truths of sizes are guards, as everywhere. Torch's own functions are given no number for a truth: some
-do another thing then.
+Invariant: arithmetic on a data-dependent bool gives a symbol and is no branch on its value. Where Python needs its
+number (an index of a list, ``float``), where it divides or is an exponent, and beside other types than numbers, the
+program branches on it. Limits: bools of sizes are guards, as everywhere. Torch's own functions get no number for a
+bool: some do another thing then.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _NUMBERS = (int, float, *SYMBOLS)
 
 
 @contextlib.contextmanager
-def truths_as_numbers(tracer: Any) -> Iterator[None]:
-    """Have truths of the data be numbers where Python's are."""
+def bools_as_numbers(tracer: Any) -> Iterator[None]:
+    """Have data-dependent bools be numbers where Python's are."""
 
     def number_of(value: Any) -> Any:
         if type(value) is bool:
@@ -50,12 +50,12 @@ def truths_as_numbers(tracer: Any) -> Iterator[None]:
         return int(bool(value)) if known else whole_number_of(tracer, value)
 
     methods: dict[tuple[Any, str], Any]
-    methods = {(torch.SymBool, name): method for name, method in _methods_of_truths(number_of).items()}
+    methods = {(torch.SymBool, name): method for name, method in _methods_of_bools(number_of).items()}
     kinds: tuple[Any, ...] = (torch.SymInt, torch.SymFloat)
     for kind in kinds:
         for name in [name for name in _names(_ADDING, _BY_DIVISORS, _OF_BITS, _COMPARING) if hasattr(kind, name)]:
             other = _value_of if name.strip("_") in _BY_DIVISORS else number_of
-            methods[kind, name] = _beside_truths(getattr(kind, name), other)
+            methods[kind, name] = _beside_bools(getattr(kind, name), other)
     before = {(kind, name): vars(kind).get(name) for kind, name in methods}
     for (kind, name), method in methods.items():
         setattr(kind, name, method)
@@ -73,23 +73,23 @@ def _names(*tables: dict[str, Any]) -> list[str]:
     return [f"__{side}{name}__" for table in tables for name in table for side in ("", "r")]
 
 
-def _methods_of_truths(number_of: Callable[[Any], Any]) -> dict[str, Any]:
+def _methods_of_bools(number_of: Callable[[Any], Any]) -> dict[str, Any]:
     kind: Any = torch.SymBool
     methods: dict[str, Any] = {
         "__index__": _index,
         "real": property(number_of),
-        "imag": property(lambda truth: 0),
+        "imag": property(lambda boolean: 0),
         "numerator": property(number_of),
-        "denominator": property(lambda truth: 1),
+        "denominator": property(lambda boolean: 1),
     }
     for name, operation in (*_ADDING.items(), *_BY_DIVISORS.items(), *_COMPARING.items()):
         methods[f"__{name}__"] = _binary(operation, number_of)
     for name, operation in (*_ADDING.items(), *_BY_DIVISORS.items()):
         methods[f"__r{name}__"] = _binary(_swapped(operation), _value_of if name in _BY_DIVISORS else number_of)
     for name, operation in _OF_BITS.items():
-        of_truths = getattr(kind, f"__{name}__", _differ)
-        methods[f"__{name}__"] = _binary(operation, number_of, of_truths)
-        methods[f"__r{name}__"] = _binary(_swapped(operation), number_of, of_truths)
+        of_bools = getattr(kind, f"__{name}__", _differ)
+        methods[f"__{name}__"] = _binary(operation, number_of, of_bools)
+        methods[f"__r{name}__"] = _binary(_swapped(operation), number_of, of_bools)
     for name, operation in _UNARY.items():
         methods[f"__{name}__"] = _unary(operation, number_of)
     for name in _OF_WHOLE_NUMBERS:
@@ -98,14 +98,14 @@ def _methods_of_truths(number_of: Callable[[Any], Any]) -> dict[str, Any]:
 
 
 def _value_of(value: Any) -> Any:
-    """A truth as the number that it is in a call, which the data decide."""
+    """A bool as the number that it is in a call, which is a branch on its value."""
     return int(bool(value)) if isinstance(value, (bool, torch.SymBool)) else value
 
 
-def _index(truth: torch.SymBool) -> int:
+def _index(boolean: torch.SymBool) -> int:
     if not is_of_program(sys._getframe(1).f_code):
         raise TypeError("'SymBool' object cannot be interpreted as an integer")
-    return int(bool(truth))
+    return int(bool(boolean))
 
 
 def _swapped(operation: Callable[..., Any]) -> Callable[..., Any]:
@@ -113,33 +113,33 @@ def _swapped(operation: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _unary(operation: Callable[..., Any], number_of: Callable[[Any], Any]) -> Any:
-    return lambda truth, *options: operation(number_of(truth), *options)
+    return lambda boolean, *options: operation(number_of(boolean), *options)
 
 
 def _binary(
-    operation: Callable[..., Any], number_of: Callable[[Any], Any], of_truths: Callable[..., Any] | None = None
+    operation: Callable[..., Any], number_of: Callable[[Any], Any], of_bools: Callable[..., Any] | None = None
 ) -> Any:
-    """An operation of a truth and something else; ``of_truths``: that of two truths, where it gives one."""
+    """An operation of a bool and something else; ``of_bools``: that of two bools, where it gives one."""
 
-    def called(truth: torch.SymBool, other: Any, *modulus: Any) -> Any:
+    def called(boolean: torch.SymBool, other: Any, *modulus: Any) -> Any:
         if modulus:
-            return pow(_value_of(truth), other, *modulus)
+            return pow(_value_of(boolean), other, *modulus)
         if isinstance(other, torch.Tensor):
             return NotImplemented
-        if of_truths is not None and isinstance(other, (bool, torch.SymBool)):
-            return of_truths(truth, other)
+        if of_bools is not None and isinstance(other, (bool, torch.SymBool)):
+            return of_bools(boolean, other)
         if not isinstance(other, _NUMBERS):
-            return operation(bool(truth), other)
-        return operation(number_of(truth), number_of(other))
+            return operation(bool(boolean), other)
+        return operation(number_of(boolean), number_of(other))
 
     return called
 
 
-def _differ(truth: Any, other: Any) -> Any:
-    """Whether one of two truths holds, and not both."""
-    return (truth | other) & torch.sym_not(truth & other)
+def _differ(boolean: Any, other: Any) -> Any:
+    """Whether one of two bools holds, and not both."""
+    return (boolean | other) & torch.sym_not(boolean & other)
 
 
-def _beside_truths(method: Any, number_of: Callable[[Any], Any]) -> Any:
-    """An operation of a number, beside a truth: torch has no such arithmetic of all of them."""
+def _beside_bools(method: Any, number_of: Callable[[Any], Any]) -> Any:
+    """An operation of a number, beside a bool: torch has no such arithmetic of all of them."""
     return lambda number, other: method(number, number_of(other))

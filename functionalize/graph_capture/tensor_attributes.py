@@ -67,9 +67,9 @@ class TensorAttributes:
         for entry, name in self._given():
             raise LineWanted(
                 lambda: TensorAttributes._running is not None and any(TensorAttributes._running._given()),
-                f"the program gives the attribute `{name}` to {_label(entry)}",
-                why="a call has other tensors, and would have to give it to these",
-                hint="keep it in a list, a dict or an attribute of an object that the program names",
+                f"the program sets the attribute `{name}` of {_label(entry)}",
+                why="each call has other tensors, and would have to set the attribute on those",
+                hint="keep the value in a list, a dict or an attribute of an object that the program names",
             )
 
     def _given(self) -> Iterator[tuple[TracedInput, str]]:
@@ -84,7 +84,7 @@ class TensorAttributes:
         return {(numbers[key], name) for key, name in self._asked if key in numbers}
 
     def identity(self, value: Any) -> int:
-        """``id`` of a value, of a stand-in that of the original."""
+        """``id`` of a value, of a substitute that of the original."""
         entry = self._of.get(id(value))
         if entry is None:
             return id(value)
@@ -103,9 +103,9 @@ class TensorAttributes:
             raise AttributeError(f"'Tensor' object has no attribute '{name}'")
         if not (isinstance(value, torch.Tensor) or _is_unchanging(value)):
             raise UnsupportedProgramError(
-                f"the program asks {_label(entry)} for its attribute `{name}`, a {type(value).__name__}",
-                why="what such an object holds may change, and is not followed there",
-                hint="keep it in an attribute of a module, or in a dict by the names of the tensors",
+                f"the program reads the attribute `{name}` of {_label(entry)}, a {type(value).__name__}",
+                why="the contents of such an object may change, and calls do not check them on tensors",
+                hint="keep it in an attribute of a module, or in a dict whose keys are names of tensors",
             )
         return value
 

@@ -124,7 +124,7 @@ class TextFlow:
 
     def _makes_text(self, place: int) -> bool:
         step = self._steps[place]
-        if step.opname == "FORMAT_VALUE":  # what `!r` gives a format pads, and `!a` spells out
+        if step.opname == "FORMAT_VALUE":  # what `!r` gives a format pads, and `!a` spells
             return bool(step.arg & 3 != _ASCII and not (step.arg & 3 and step.arg & 4))
         if step.opname in _FORMATS:
             return bool(step.opname != "CONVERT_VALUE" or step.arg != _ASCII)

@@ -89,7 +89,7 @@ class Texts:
         """What a call prints and logs. ``recipe``: how it makes a value."""
 
         def made(value: Any) -> Any:
-            return recipe(value, "what the program prints")
+            return recipe(value, "the text that the program prints")
 
         return tuple(kind(tuple(map(made, values)), about) for kind, values, about in self._lines)
 

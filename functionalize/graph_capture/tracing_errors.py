@@ -23,113 +23,114 @@ class _Known(NamedTuple):
     hint: str
 
 
-_OPERATOR = "have an operator of your own do it (torch.library.custom_op), which a capture takes as a whole"
+_OPERATOR = "move it into a custom operator (torch.library.custom_op), which a capture records as one call"
 _KNOWN = (
     _Known(
         "Cannot access data pointer of Tensor",
-        "the program asks where in memory a tensor lies",
+        "the program reads the address of a tensor",
         "a captured program runs on other tensors at each call",
-        f"leave data_ptr() out of what is captured, or {_OPERATOR}",
+        f"call data_ptr() outside the captured program, or {_OPERATOR}",
     ),
     _Known(
         "its data is not allocated yet",
-        "the program has torch fill memory with numbers of Python's that are tensors, or read it",
-        "there are no values while a program is captured",
-        f"make the tensor by torch.tensor or torch.stack, pass what was made as an argument, or {_OPERATOR}",
+        "the program makes a tensor from a Python list of tensors, or reads the memory of a tensor",
+        "tensors have no values while a program is captured",
+        f"make the tensor with torch.tensor or torch.stack, pass it as an argument, or {_OPERATOR}",
     ),
     _Known(
         "is already associated to a python object of type FakeTensor",
-        "the program makes a tensor of a class of its own, of one that it computed",
-        "a captured program is of plain tensors: what the class makes of each operator would be lost",
-        "compute with plain tensors, make such of the results, or compile by torch.compile",
+        "the program makes a tensor of a subclass from a tensor that it computed",
+        "a captured program computes with plain tensors: what the class does at each operator would be lost",
+        "compute with plain tensors, convert the results to the subclass outside, or use torch.compile",
     ),
     _Known(
         ".numpy() is not supported for tensor subclasses",
-        "the program makes a NumPy array of a tensor",
-        "NumPy looks at the values, and there are none while a program is captured",
+        "the program makes a NumPy array from a tensor",
+        "NumPy reads the values, and tensors have no values while a program is captured",
         f"compute with torch, or {_OPERATOR}",
     ),
     _Known(
         "Not available for 'meta' device type",
         "the program reads the bytes of a storage",
-        "there are no bytes while a program is captured",
+        "storages have no bytes while a program is captured",
         f"use tensors (`x.view(torch.uint8)`), or {_OPERATOR}",
     ),
     _Known(
         "size_bytes_is_heap_allocated_",
-        "the program sets a tensor to a storage whose size the data tell",
-        "fake tensors cannot say where it would lie",
-        "take a view of the tensor that has the storage (view, as_strided)",
+        "the program sets a tensor to a storage of data-dependent size",
+        "fake tensors cannot represent where the tensor is in that storage",
+        "make a view of a tensor with that storage (view, as_strided)",
     ),
     _Known(
         "Autograd not support dtype",
-        "the program assigns a number that requires gradients to elements of a tensor of integers",
-        "fake tensors are filled with it by an operator that autograd follows",
-        "assign its detach()",
+        "the program assigns a number that requires gradients to elements of an integer tensor",
+        "for fake tensors this assignment is an operator that autograd records",
+        "assign the number's detach()",
     ),
     _Known(
         "unhashable type: non-nested SymInt",
-        "the program puts a number that the data tell into a set, or looks it up",
-        "the number is not known while the program is captured",
-        "int() of the number, which the data then decide, or operators of torch that do the same (torch.unique, "
+        "the program puts a data-dependent number into a set or a dict, or looks it up there",
+        "the number is unknown while the program is captured",
+        "call int() on the number (which then becomes a branch on its value), or use torch operators (torch.unique, "
         "torch.isin, an index)",
     ),
     _Known(
         "must be bool, not SymBool",
-        "the program passes a condition that the data tell as an option of an operator",
-        "operators of torch take plain truths",
-        "bool() of the condition, which the data then decide",
+        "the program passes a data-dependent condition as an option of an operator",
+        "options of torch operators must be plain bools",
+        "call bool() on the condition (which then becomes a branch on its value)",
     ),
     _Known(
         BEYOND,
-        "the program runs a backward through how its inputs were computed",
-        "a captured program begins with its inputs: what lies before them is none of its graph",
-        "call backward() outside of what is captured, or pass leaves and compute the inputs of them inside",
+        "the program runs a backward into the operators that computed its inputs",
+        "a captured program begins with its inputs: the operators before them are not part of its graph",
+        "call backward() outside the captured program, or pass leaves and compute the inputs from them inside",
     ),
     _Known(
         "new_fn INTERNAL ASSERT",
-        "a view is told to require gradients, and then the memory of what it is a view of is written",
-        "of fake tensors, autograd takes views of such a leaf by the same steps again, from what requires no gradients",
-        "write first, or have a copy of the view (`.clone()`) require gradients",
+        "the program sets requires_grad on a view, and then writes to the view's base",
+        "for fake tensors, autograd replays the view operators after the write, and finds a base that requires no "
+        "gradients",
+        "write first, or set requires_grad on a copy of the view (`.clone()`)",
     ),
     _Known(
         "Mixing fake modes",
-        "the program takes gradients through an operator whose body torch compiles by itself (scan)",
-        "torch traces that body's backward with other fake tensors than those of the capture",
-        "torch.no_grad() around it, where nobody takes its gradients; a loop of Python's, torch.cond or while_loop; or "
-        "torch.compile(backend='functionalize') of the whole",
+        "the program computes gradients through an operator whose body torch compiles separately (scan)",
+        "torch traces the backward of that body with fake tensors of another mode",
+        "call it under torch.no_grad() if its gradients are not needed; use a Python loop, torch.cond or "
+        "while_loop; or use torch.compile(backend='functionalize') for the whole program",
     ),
     _Known(
         "'<' not supported between instances of 'NoneType' and 'int'",
         "the program passes a result of a while_loop to another operator with bodies",
-        "where gradients are on, the result is the last row of all steps, and only the data tell where it lies, which "
-        "torch asks when it traces the bodies",
-        "clone() of the result; or torch.no_grad() around the loops, where nobody takes their gradients",
+        "with grad mode on, the result is a view at a data-dependent offset, and torch reads the offset when it "
+        "traces the bodies",
+        "clone() the result; or run the loops under torch.no_grad() if their gradients are not needed",
     ),
     _Known(
         "SeedSequence expects int",
-        "the program seeds a generator of NumPy's by a number that the data tell",
-        "the number is not known while a program is captured, and what NumPy draws would be drawn once",
-        "draw by torch, or outside of what is captured",
+        "the program seeds a NumPy generator with a data-dependent number",
+        "the number is unknown while a program is captured, and NumPy would draw only once, at the capture",
+        "draw with torch, or outside the captured program",
     ),
     _Known(
         "Values and compressed tensor instance need to be on the same device",
-        "the program makes a compressed sparse tensor of its parts",
-        "torch's fake tensors cannot be put together so",
-        "make it outside, and pass it; or convert a tensor (`to_sparse_csr()`)",
+        "the program makes a compressed sparse tensor from its parts",
+        "torch cannot do that with fake tensors",
+        "make it outside and pass it, or convert a tensor (`to_sparse_csr()`)",
     ),
     _Known(
         "np.ndarray of type numpy.object_",
-        "the program makes a tensor of an array of numbers that the data tell",
-        "NumPy has an array of objects for them, and there are no values while the program is captured",
-        "torch.tensor() of the numbers, or of a list of them",
+        "the program makes a tensor from a NumPy array of data-dependent numbers",
+        "such numbers have no values while the program is captured, so NumPy holds them as objects",
+        "pass the numbers, or a list of them, to torch.tensor()",
     ),
     *(
         _Known(
             kind,
-            f"the program gives a number that the data tell to what takes none but Python's own (a {kind} was met)",
-            "while a program is captured such a number is a symbol, which stands for those of all calls",
-            "float() or int() of it, which the data then decide, or the same with tensors",
+            f"the program passes a data-dependent number (a {kind}) to a function that takes only plain Python numbers",
+            "while a program is captured, such a number is a symbol for the numbers of all calls",
+            "call float() or int() on it (which then becomes a branch on its value), or compute with tensors",
         )
         for kind in ("SymFloat", "SymInt", "SymBool")
     ),
@@ -155,9 +156,9 @@ def replayed(error: Exception, reshaped: bool) -> UnsupportedProgramError | None
     if not reshaped or isinstance(error, UnsupportedProgramError):
         return None
     return UnsupportedProgramError(
-        f"a tensor that requires gradients gets new metadata (squeeze_, t_, ...), and then: {error}",
-        why="of fake tensors, autograd takes older views by the same steps again, which the tensor may no longer allow",
-        hint="use the out-of-place operator (squeeze, t, ...) and its result",
+        f"a tensor that requires gradients changes its size or strides in place (squeeze_, t_, ...), and then: {error}",
+        why="for fake tensors, autograd replays older views of the tensor, which may fail after the change",
+        hint="use the result of the out-of-place operator (squeeze, t, ...)",
         at=decisive_line(error),
     )
 
@@ -170,15 +171,15 @@ def of_derivative(error: Exception, order: int) -> Exception:
     what = "the backward" if order == 1 else f"the derivative of order {order}"
     if isinstance(error, data_dependent()):
         reason: Exception = DataDependentError(
-            f"{what} of a captured program decides by the value of a tensor\n    at   {decisive_line(error)}",
-            why="it is captured with the forward, before anybody asks for gradients, and so has no data",
-            hint="torch.where or torch.cond instead of `if`, or take the gradients inside of what is captured",
+            f"{what} of a captured program branches on the value of a tensor\n    at   {decisive_line(error)}",
+            why="the backward is captured together with the forward, without data",
+            hint="use torch.where or torch.cond instead of `if`, or compute the gradients inside the captured program",
         )
     else:
         reason = RuntimeError(
             f"{what} of a captured program cannot be captured: {error}\n"
-            "    why  a formula of autograd's raised that, which went through what the program did on fake tensors\n"
-            "    try  the same without writing in place to views, or take the gradients in eager"
+            "    why  an autograd formula raised this error while the backward was traced with fake tensors\n"
+            "    try  write the program without in-place writes to views, or compute the gradients in eager"
         )
     forget_frames(error)
     reason.__cause__ = error
@@ -193,7 +194,7 @@ def forget_frames(error: BaseException) -> None:
         known = known.__cause__ or known.__context__
 
 
-class _Otherwise(NamedTuple):
+class _Unanswerable(NamedTuple):
     """What a program asks of an input, where a fake tensor says otherwise."""
 
     what: str
@@ -201,40 +202,40 @@ class _Otherwise(NamedTuple):
     hint: str
 
 
-OTHERWISE = {
-    VIEW: _Otherwise(
-        "the program asks whether `{}` is a view, by `_is_view`, `_base`, `detach_`, a write after a hook on its "
-        "gradient, or, where it has views, by `requires_grad_` or `as_strided_`",
-        "it is one, of memory that the program does not get, and is captured on a tensor of its own",
-        "use detach() instead of detach_(), pass a clone, or ask before what is captured",
+UNANSWERABLE = {
+    VIEW: _Unanswerable(
+        "the program depends on whether `{}` is a view, by `_is_view`, `_base`, `detach_`, a write after a hook on "
+        "its gradient, or, if it has views, by `requires_grad_` or `as_strided_`",
+        "it is a view, but its base is not an input, and the capture uses a tensor that is not a view",
+        "use detach() instead of detach_(), pass a clone, or read the property before the program is called",
     ),
-    LEAF_VIEW: _Otherwise(
-        "the program writes memory of `{}` while it has views of it, or takes views of it where gradients are off",
-        "it was told to require gradients when it was a view, of memory that the program does not get: eager goes back "
-        "to that, which has none",
+    LEAF_VIEW: _Unanswerable(
+        "the program writes the memory of `{}` while it has views of it, or makes views of it with grad mode off",
+        "it is a view whose requires_grad was set: eager replays it from its base, which is not an input and "
+        "requires no gradients",
         "pass a clone that requires gradients: `x.detach().clone().requires_grad_()`",
     ),
-    SILENT_VIEW: _Otherwise(
-        "the program has a view of `{}` require gradients, and writes their memory",
-        "it is a view, taken where gradients are off, of what requires some, and which the program does not get: eager "
-        "goes back to that",
-        "pass a clone, or have a clone of the view require gradients",
+    SILENT_VIEW: _Unanswerable(
+        "the program sets requires_grad on a view of `{}`, and writes their memory",
+        "it is itself a view, made with grad mode off, of a tensor that requires gradients and is not an input: "
+        "eager replays it from there",
+        "pass a clone, or set requires_grad on a clone of the view",
     ),
-    FOLLOWED_VIEW: _Otherwise(
-        "the program gives `{}` other data by `.data =`, and writes in place to its data, of before or after that",
-        "it requires gradients as a view of what does: after the write eager looks for it there at the place that it "
-        "has among its new data, and so gives its gradient to other elements",
+    FOLLOWED_VIEW: _Unanswerable(
+        "the program replaces the data of `{}` by `.data =`, and writes in place to its old or new data",
+        "it is a view of a tensor that requires gradients: after the write, eager applies its new offset and "
+        "strides to that tensor, so that other elements get its gradient",
         "return the new tensor instead, or assign to `.data` of a clone",
     ),
-    HOOKS: _Otherwise(
-        "the program computes gradients, and `{}` has hooks on its own",
-        "it is an argument: each call gets another, with hooks of its own, and a graph could not call what they do",
-        "remove the hooks and do in the program what they do, or leave the backward out of what is captured",
+    HOOKS: _Unanswerable(
+        "the program computes gradients, and `{}` has hooks on its gradient",
+        "it is an argument: each call passes another tensor with other hooks, which a graph cannot call",
+        "remove the hooks and do their work in the program, or run the backward outside the captured program",
     ),
 }
 
 
-def otherwise(name: str, label: str, at: object) -> UnsupportedProgramError:
+def unanswerable(name: str, label: str, at: object) -> UnsupportedProgramError:
     """The error for one of these; ``label``: what the input is called; ``at``: the line that asks."""
-    found = OTHERWISE[name]
+    found = UNANSWERABLE[name]
     return UnsupportedProgramError(found.what.format(label), why=found.why, hint=found.hint, at=at)

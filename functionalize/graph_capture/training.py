@@ -23,8 +23,8 @@ def training_step(model: Any, optimizer: Any) -> Callable[..., Any]:
         if not isinstance(loss, torch.Tensor) or loss.dim():
             raise TypeError(
                 f"with an optimizer, {type(model).__name__} must return a loss: a tensor without dimensions, or an "
-                "output with such a `loss`. Else capture a function that computes it, calls backward() and then "
-                "optimizer.step()"
+                "output with such a `loss`. Otherwise capture a function that computes the loss, calls backward() "
+                "and then optimizer.step()"
             )
         loss.backward()
         optimizer.step()

@@ -1,6 +1,6 @@
 """Random numbers of Python and NumPy that a program draws, and does not look at: layers that drop out in training.
 
-While a program runs, functions that draw give a stand-in for their number, which notes whether anybody looks at it.
+While a program runs, functions that draw give a substitute for their number, which notes whether anybody looks at it.
 Numbers that nobody has looked at decide nothing: a call draws as many, so that the generators go on as in eager.
 
 Invariant: a number that is looked at, or kept, is refused as before. Limits: single numbers, by functions that the
@@ -65,7 +65,7 @@ class UnreadDraws:
 
     def __init__(self) -> None:
         self.calls: tuple[Callable[[], Any], ...] = ()  # draws them again
-        self._stand_ins, self._is_read = list[weakref.ref[_Unread]](), False
+        self._substitutes, self._is_read = list[weakref.ref[_Unread]](), False
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
@@ -87,24 +87,24 @@ class UnreadDraws:
         if threading.get_ident() != thread or not plain or not isinstance(number, (int, float)):
             return number
         self.calls = (*self.calls, partial(function, *args, **kwargs))
-        stand_in = _Unread(number, self._note)
-        self._stand_ins.append(weakref.ref(stand_in))
-        return stand_in
+        substitute = _Unread(number, self._note)
+        self._substitutes.append(weakref.ref(substitute))
+        return substitute
 
     def _note(self) -> None:
         self._is_read = True
 
     def note_error(self, error: Exception) -> bool:
-        """Whether an error is that of a function which looks at a stand-in, and wants a number."""
+        """Whether an error is that of a function which looks at a substitute, and wants a number."""
         named = _Unread.__name__ in str(error)
         self._is_read |= named
         return named or (self._is_read and isinstance(error, TypeError))
 
     def decide_nothing(self) -> bool:
         """Whether the program, which is over, has neither looked at one nor keeps one."""
-        if any(stand_in() is not None for stand_in in self._stand_ins):
+        if any(substitute() is not None for substitute in self._substitutes):
             gc.collect()
-        return not self._is_read and all(stand_in() is None for stand_in in self._stand_ins)
+        return not self._is_read and all(substitute() is None for substitute in self._substitutes)
 
     def again(self) -> None:
         """Draw as many numbers as the program has drawn."""

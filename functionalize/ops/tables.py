@@ -50,7 +50,7 @@ WRITE_BACKS = frozenset(
 _LOG = logging.getLogger("functionalize")
 
 # What operators do of which their schemas say nothing, by their namespace or their name.
-_COMMUNICATES = "it writes to its arguments or acts on other processes, of which its schema says nothing"
+_COMMUNICATES = "it writes to its arguments or acts on other processes, but its schema does not say so"
 _UNDECLARED: Mapping[str, str] = {
     "c10d": _COMMUNICATES,
     **{f"_c10d_functional::{name}": _COMMUNICATES for name in ("isend", "irecv", "batch_p2p_ops")},
@@ -208,7 +208,11 @@ def _installed_rows() -> str:
     try:
         source = sources.installed_source()
     except FileNotFoundError as error:
-        _LOG.warning("functionalize uses its tables of torch %s unchecked: %s", rows.TORCH_VERSION, error)
+        _LOG.warning(
+            ("functionalize uses its tables for torch %s, which are not checked against the installed version: %s"),
+            rows.TORCH_VERSION,
+            error,
+        )
         return rows.ROWS
     sha256 = source.sha256
     if sha256 == rows.SOURCES_SHA256:
@@ -254,20 +258,22 @@ def _make(source: sources.Source, folder: Path | None) -> str:
     # Imported here alone: yaml and jinja2 take longer than all the rest of this module.
     from functionalize.codegen import emit, exceptions, tables
 
-    versions = f"tables of torch {rows.TORCH_VERSION}; torch {source.torch_version} is installed"
+    versions = (
+        f"torch {source.torch_version} is installed, but functionalize's tables are for torch {rows.TORCH_VERSION}"
+    )
     try:
         made = tables.build(source, exceptions.load())
     except ValueError as error:
-        _LOG.warning("functionalize ships %s and cannot make others, so it uses these: %s", versions, error)
+        _LOG.warning("%s; tables for the installed version cannot be generated, so these are used: %s", versions, error)
         return rows.ROWS
     try:
         if folder is None:
-            raise FileNotFoundError("there is no home directory")
+            raise FileNotFoundError("no home directory")
         emit.emit(made, folder)
-        outcome = f"made others, in {folder}"
+        outcome = f"new tables are generated in {folder}"
     except OSError as error:
-        outcome = f"made others, for this process alone ({error}; set XDG_CACHE_HOME to keep them)"
-    _LOG.warning("functionalize ships %s, so it %s", versions, outcome)
+        outcome = f"new tables are generated for this process only ({error}; set XDG_CACHE_HOME to keep them)"
+    _LOG.warning("%s: %s", versions, outcome)
     return "".join(f"{row}\n" for row in made.rows.values())
 
 

@@ -90,7 +90,7 @@ def relation(entry: Any) -> str:
     if not isinstance(entry, Shared):
         return "share no memory"
     if entry.same is not None:
-        return "are one tensor"
+        return "are the same tensor"
     known = "" if entry.base is None else ", views of one tensor"
     strides = f"{list(entry.strides)} and {list(entry.first_strides)}"
     return f"share memory ({entry.distance} bytes apart, strides {strides}{known})"

@@ -279,7 +279,7 @@ _SPECIAL: dict[type, Callable[[Any], Anatomy | None]] = {
 
 
 def _has_numbers_of_the_data(array: Any) -> bool:
-    """Whether an array is one of objects because numbers are among them that only the data tell."""
+    """Whether an array is one of objects because data-dependent numbers are among them."""
     return array.dtype.hasobject and any(isinstance(item, SYMBOLS) for item in array.flat)
 
 

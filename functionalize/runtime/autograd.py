@@ -127,14 +127,17 @@ class Derivation:
 
 
 _BATCHED = (
-    "a batch of gradients of a captured program (is_grads_batched=True) is to be differentiated (create_graph=True)\n"
-    "    why  torch has no rule for batches of what such gradients are made by\n"
-    "    try  one gradient at a time, or take them (torch.autograd.grad) inside of what is captured"
+    "a batch of gradients of a captured program (is_grads_batched=True) cannot be differentiated "
+    "(create_graph=True)\n"
+    "    why  torch has no batching rule for the function that computes these gradients\n"
+    "    try  compute one gradient at a time, or call torch.autograd.grad inside the captured program"
 )
 _NOT_HELD = (
-    "the derivative of order {order} of a captured program needs `{name}`, which the gradients before do not\n"
-    "    why  a call holds only those of its inputs that its gradients are computed from; it is gone, or was written\n"
-    "    try  take the gradients (torch.autograd.grad(..., create_graph=True)) inside of what is captured"
+    "the derivative of order {order} of a captured program needs the value of `{name}`, which lower derivatives do "
+    "not need\n"
+    "    why  a call keeps only the inputs that its gradients are computed from, and this one was freed or written "
+    "since\n"
+    "    try  compute the gradients (torch.autograd.grad(..., create_graph=True)) inside the captured program"
 )
 
 
@@ -220,9 +223,9 @@ class CapturedFunction(torch.autograd.Function):
 
 
 _SHARED = (
-    "a backward writes to a gradient that arrives at one result, in memory that the gradient of another result shares\n"
-    "    why  in eager the other result gets what was written, or not, as the engine takes them in turn\n"
-    "    try  have the backward write to a copy (`gradient.clone()`)"
+    "a backward writes in place to the gradient of one result, whose memory the gradient of another result shares\n"
+    "    why  in eager, the other gradient changes or not, depending on the order in which the engine runs\n"
+    "    try  write to a copy in the backward (`gradient.clone()`)"
 )
 
 
@@ -243,9 +246,9 @@ def _write_to(
 
 _FREED = (
     "Trying to backward through a call of a captured program a second time\n"
-    "    why  the call has one backward for all of its results: what it needs was let go of by the first\n"
-    "    try  add up what is differentiated and call backward() once (or torch.autograd.backward([y, z], ...)), "
-    "or give retain_graph=True to all but the last"
+    "    why  all results of a call share one backward, and the first backward freed its saved tensors\n"
+    "    try  sum the results and call backward() once (or torch.autograd.backward([y, z], ...)), or pass "
+    "retain_graph=True to all backwards but the last"
 )
 
 

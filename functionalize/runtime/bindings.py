@@ -1,7 +1,7 @@
 """Operators by torch's own Python functions, which read their arguments in less time than what calls any operator does.
 
 Which function it is that calls an operator is not written down anywhere. So it is tried: each that has the operator's
-name is called with stand-ins, and taken where it comes to that very operator, with those very arguments.
+name is called with substitutes, and taken where it comes to that very operator, with those very arguments.
 
 Invariant: what is bound calls the operators that the graph names. Limits: torch's functions ask function modes and
 subclasses first, so there are to be none; operators that give lists keep their own way.
@@ -60,10 +60,10 @@ def _comes_to(
     """Whether a function, called as a node's operator is, calls that with the same arguments."""
     made = dict[Node, torch.Tensor]()
 
-    def stand_in(argument: Node) -> torch.Tensor:
+    def substitute(argument: Node) -> torch.Tensor:
         return made.setdefault(argument, torch.empty(size, dtype=dtype, device="meta"))
 
-    args, kwargs = map_arg((node.args, node.kwargs), stand_in)
+    args, kwargs = map_arg((node.args, node.kwargs), substitute)
     try:
         with _Looking():
             function(*args, **kwargs)

@@ -166,14 +166,14 @@ class CallingConvention:
             said = [f"without {', '.join(missing)}"] if missing else []
             said += [f"with {', '.join(more)}"] if more else []
             raise InputMismatchError(
-                f"the program is called {' and '.join(said) or 'with more arguments'}; it was captured with "
-                f"{', '.join(order) or 'none'}",
+                f"the program is called {' and '.join(said) or 'with more arguments'}; it was captured with the "
+                f"arguments {', '.join(order) or 'none'}",
                 hint="pass the same arguments, or capture again",
             )
         if self.collected(kwargs) != self.collected(self.keywords):
             raise InputMismatchError(
-                f"the program is called with {', '.join(self.collected(kwargs))} in this order, which it sees; it was "
-                f"captured with {', '.join(self.collected(self.keywords))}",
+                f"the program is called with {', '.join(self.collected(kwargs))} in this order; it was captured with "
+                f"{', '.join(self.collected(self.keywords))}, and its **kwargs shows the order",
                 hint="pass them in the same order, or capture with on_guard_failure='recapture'",
             )
         return [given[name] for name in self.names], {name: given[name] for name in self.keywords}

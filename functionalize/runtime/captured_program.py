@@ -1,7 +1,7 @@
 """A captured program: its graph, the account of its writes, and a call that does what the original does.
 
 Invariant: a program holds neither its example inputs nor what traced it. Limits: calls of another kind than the
-guards say are refused, or captured anew.
+guards say are refused, or captured again.
 """
 
 from __future__ import annotations
@@ -46,14 +46,15 @@ from functionalize.runtime.specialization import Capture, Recapture, Specializat
 from functionalize.runtime.variants import Variant, agreeing, too_many, undecided
 
 _IN_TRANSFORM = (
-    "a captured program is called inside of torch.func.grad, vmap, jvp, dual_level or the like\n"
-    "    why  the program runs on plain tensors: the transform would take its results for constants\n"
+    "a captured program is called inside torch.func.grad, vmap, jvp, dual_level or a similar transform\n"
+    "    why  the program computes with plain tensors, so the transform would treat its results as constants\n"
     "    try  capture a function that applies the transform, or transform the original"
 )
 _BOUND = (
-    "a captured program is copied or pickled\n"
-    "    why  it reads and writes the state that it was captured with, and a copy would share that\n"
-    "    try  copy the model and capture the copy, or `torch.export.save(program.to_exported_program(), path)`"
+    "a captured program cannot be copied or pickled\n"
+    "    why  it reads and writes the state that it was captured with, and a copy would share that state\n"
+    "    try  copy the model and capture the copy, or save the program: "
+    "`torch.export.save(program.to_exported_program(), path)`"
 )
 
 
@@ -174,7 +175,7 @@ class CapturedProgram(Exports):
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Compute, write back, and return what the original does.
 
-        Other grad modes, and other inputs that require gradients, are captured anew, and the result is kept; so is
+        Other grad modes, and other inputs that require gradients, are captured again, and the result is kept; so is
         Python state that leaves the graph as it is. What else differs is refused, or captured with
         ``on_guard_failure="recapture"``. While another program is captured, this one is its original.
 
@@ -239,16 +240,17 @@ class CapturedProgram(Exports):
         """What the original does, which could not be captured for a call: it mostly raises, and in eager's words."""
         found = self.original(*arguments.args, **arguments.kwargs)
         warnings.warn(
-            f"an operator took the inputs of a call, but not fake tensors like them: {reason}\n"
-            "    why  the call is none of those that were captured, and could not be captured in its turn\n"
-            "    try  nothing, the program was run as it is; to have it captured, leave that operator out",
+            f"an operator accepted the inputs of a call, but not fake tensors like them: {reason}\n"
+            "    why  no captured variant fits this call, and a new variant could not be captured\n"
+            "    try  nothing is required: the original ran instead; to have such calls captured, remove that "
+            "operator",
             NotCapturedWarning,
             stacklevel=3,
         )
         return found
 
     def _run_another(self, chosen: Specialization, answers: Answers, arguments: CallArguments) -> Any:
-        """What a call comes to whose data decide otherwise than those that a program was captured for."""
+        """The result of a call that takes another branch than the captured programs."""
         tried, known_answers = [chosen], {chosen.kind: answers}  # those of one kind say nothing of another one's
         while True:
             with CAPTURING:
@@ -279,13 +281,13 @@ class CapturedProgram(Exports):
         return type(answers[-1]) is float and sum(one.kind is kind for one in self._specializations) >= self._cache_size
 
     def _as_written(self, arguments: CallArguments) -> Any:
-        """What the original does, which hands floats of its data to code that takes Python's numbers alone."""
+        """The original's result: the program passes data-dependent floats to code that takes only Python numbers."""
         warnings.warn(
-            f"the program hands floats of its data to what takes Python's numbers alone, in more than "
+            "the program passes data-dependent floats to code that takes only Python numbers, in more than "
             f"{self._cache_size} calls\n"
-            "    why  each value is a variant of the program: the call, and such calls from now on, ran it as written\n"
-            "    try  keep the float, or its text, in a list that the program only adds to, or print it; return the "
-            "tensor",
+            "    why  each float needs a separate variant, so the original runs for this call and for later ones "
+            "like it\n"
+            "    try  return the tensor; or only print the float, or append it (or its text) to a list",
             NotCapturedWarning,
             stacklevel=4,
         )
@@ -341,7 +343,7 @@ class CapturedProgram(Exports):
         known = self._specializations[0]
         if not known.decisions or known.answers == made.answers:
             return False
-        try:  # by the data this one goes another way: what matters is what it does on the way of that one
+        try:  # this one takes other branches: what matters is what it does on the way of that one
             return self._captured(arguments, known.answers).is_like(known)
         except DataDependentError:  # which it does not have
             return False

@@ -25,8 +25,8 @@ from functionalize.runtime.joint import Orders, called
 from functionalize.runtime.metadata import AliasKind, BaseResult, OutputAlias, ProgramMetadata
 
 _BACKWARD_INSIDE = (
-    "a backward through a result of a captured program whose own backward left gradients\n"
-    "    why  that backward is a part of the graph, and what it needed of the forward is gone\n"
+    "a backward through a result of a captured program that itself calls backward()\n"
+    "    why  the backward inside the program is part of its graph, and has freed its saved tensors\n"
     "    try  capture the forward alone, and call backward() on its results"
 )
 _NONE: Mapping[int, Any] = MappingProxyType({})
@@ -206,7 +206,7 @@ def _check_asserted(metadata: ProgramMetadata, inputs: Sequence[Any], results: S
     bindings = metadata.symbols.bind(inputs, results)
     for condition in metadata.symbols.asserted:
         if not bindings.holds(condition):
-            raise _sized_otherwise(f"the data give sizes ({bindings}) for which {condition} does not hold")
+            raise _unsupported_sizes(f"data-dependent sizes ({bindings}) do not satisfy {condition}")
 
 
 @contextlib.contextmanager
@@ -216,7 +216,7 @@ def _sizes_explained() -> Iterator[None]:
     except Diverged:
         raise
     except (RuntimeError, IndexError) as error:
-        raise _sized_otherwise("the data give sizes that an operator of the graph does not take") from error
+        raise _unsupported_sizes("an operator of the graph rejects data-dependent sizes") from error
 
 
 def _told_of_sizes(metadata: ProgramMetadata) -> AbstractContextManager[None]:
@@ -224,10 +224,10 @@ def _told_of_sizes(metadata: ProgramMetadata) -> AbstractContextManager[None]:
     return _sizes_explained() if metadata.symbols.asserted else contextlib.nullcontext()
 
 
-def _sized_otherwise(what: str) -> DataDependentError:
+def _unsupported_sizes(what: str) -> DataDependentError:
     return DataDependentError(
         what,
-        why="an operator of the program takes only such sizes, or was captured for them alone: where a size "
-        "that only the data tell met a number, tracing took the two for equal, and eager may broadcast",
-        hint="say what is known of the size before (torch._check), or expand what has one element by itself",
+        why="the operator supports only such sizes, or the trace assumed them: where a data-dependent size met a "
+        "constant, the trace assumed that both are equal, but eager may broadcast",
+        hint="state what you know about the size before (torch._check), or expand the tensor of one element explicitly",
     )

@@ -1,6 +1,6 @@
-"""What a call of a program with decisions does before it writes: it finds out whether the data decide as captured.
+"""What a call of a program with decisions does before it writes: it finds out whether it takes the captured branches.
 
-Invariant: a call that decides otherwise has changed nothing, and has drawn no random numbers.
+Invariant: a call that takes another branch has changed nothing, and has drawn no random numbers.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def compute_as_decided(
         return computed()
     except Diverged as error:
         diverged = error
-    except Exception:  # perhaps of what the program does only where the data decide as captured
+    except Exception:  # perhaps of what the program does only on the captured branches
         with random.again():
             found = _divergence(function, [inputs[number] for number in metadata.taken])
         if found is None:
@@ -46,7 +46,7 @@ def compute_as_decided(
 def decided_ahead(
     graph: Graph, root: torch.nn.Module, metadata: ProgramMetadata
 ) -> Callable[[Sequence[Any]], None] | None:
-    """What checks a graph's decisions by its inputs that are numbers; None where other data decide, too."""
+    """What checks a graph's decisions by its inputs that are numbers; None where it branches on other data, too."""
     results: Any = graph.output_node().args[0]
     decisions = metadata.graph.decisions
     wanted = [results[decision.output] for decision in decisions]

@@ -1,7 +1,7 @@
 """Decisions that a program takes by data: what a capture found, and whether a call finds the same.
 
 A graph with decisions is right for calls whose data decide alike. They are outputs of the graph, which is pure: a call
-that decides otherwise has written nothing.
+that takes another branch has written nothing.
 
 Invariant: two captures of a program ask the same first question, and after equal answers the same next one. Limits:
 programs that ask by the data and by what a graph knows nothing of: the time, Python's own random numbers.
@@ -28,7 +28,7 @@ Answers = tuple[Any, ...]  # of a program's decisions, in order; or of the first
 
 @dataclass(frozen=True)
 class Decision:
-    """What a program decided by its data.
+    """A branch on a tensor value that a program took.
 
     ``location``: the line that asked, as ``file:line in function: text``. ``answer``: what it got.
     ``of_backward``: asked by the captured backward, which exported graphs have not.
@@ -44,7 +44,7 @@ class Decision:
 
 
 class Diverged(Exception):
-    """The data of a call decide otherwise; not seen by callers. ``answers``: those known, of which the last differs."""
+    """A call takes another branch; not seen by callers. ``answers``: those known; the last one differs."""
 
     def __init__(self, answers: Answers) -> None:
         super().__init__(answers)
@@ -93,14 +93,15 @@ def warn_of_assertions(decisions: Sequence[Decision], *, is_exporting: bool) -> 
         return
     lines = "".join(f"\n    at   {line}" for line in dict.fromkeys(map(str, decisions)))
     hints = [
-        "torch.where or torch.cond instead of the branch",
-        "for other data call it with such data, and export it then",
+        "use torch.where or torch.cond instead of the branch",
+        "to export another way, call the program with such data, and export it afterwards",
     ]
     if not is_exporting and any(part in decision.location for decision in decisions for part in _PACKAGES):
-        hints.insert(0, "capture(..., is_exporting=True), with which libraries go a way without decisions")
+        hints.insert(0, "use capture(..., is_exporting=True), with which libraries avoid such branches")
     message = (
-        "the program is exported with its decisions by the data as assertions, and calls that decide otherwise are "
-        f"refused{lines}\n    try  {'; '.join(hints)}"
+        "the program branches on tensor values: the exported program asserts the branches that it took, and refuses "
+        f"calls that take others{lines}\n"
+        f"    try  {'; '.join(hints)}"
     )
     frame = next(user_frames(), None)
     if frame is None:

@@ -35,36 +35,35 @@ def _backend(method: str) -> Callable[..., Any]:
 class Exports:
     """Methods of a captured program.
 
-    Each is of the program as a call would run it now: with the state that there is, and as what changed since the
-    capture has it. What a call refuses (another mode of the model, a hook that was added) raises `InputMismatchError`
-    here as well, or is captured again with ``on_guard_failure="recapture"``. Files of a module in training mode, whose
-    dropout would be live, come with a `TrainingModeWarning`.
+    Each exports the program that a call would run now, with its current state. If a call would be refused (another mode
+    of the model, a new hook), the export raises `InputMismatchError` as well, or captures again with
+    ``on_guard_failure="recapture"``. The export of a module in training mode warns with `TrainingModeWarning`.
     """
 
     def warn_of_training(self: Any, stacklevel: int = 2) -> None:
-        """Warn where the program is that of a module in training mode, and this makes a difference."""
+        """Warn if the program is a module in training mode, and this changes its results."""
         warn_of_training(self.original, self.current.recorded.graph, stacklevel + 1)
 
     def to_exported_program(self, *, explicit_state: bool = False) -> ExportedProgram:
-        """The program as ``torch.export`` has programs: saved by ``torch.export.save``, taken by whatever takes one.
+        """Convert the program to a ``torch.export.ExportedProgram``, for ``torch.export.save`` and other backends.
 
-        Its ``module()`` is called as the original is, and writes back as the original does: what is written is a whole
-        tensor there. It begins with the state that there is now. State that the program writes is copied, other
-        state is shared. Buffers are besides: what an optimizer keeps, gradients that a step leaves (`weight_grad`), the
-        tensors of an argument that is an object (a cache; it is no argument any more), tensors in attributes. Numbers
-        of Python's (hyperparameters) are constants, unless the program changes them. Decisions by data are assertions:
-        those of the last call.
+        Its ``module()`` has the signature of the original, and writes the same state and arguments, each as a whole
+        tensor. It begins with the current state. State that the program writes is copied; other state is shared.
+        Buffers of the exported program are also: the state of an optimizer, gradients that a step leaves
+        (`weight_grad`), tensors in attributes, and the tensors of an argument that is a Python object, such as a cache
+        (it is no argument of the exported program). Python numbers, such as hyperparameters, are constants unless the
+        program changes them. Branches on tensor values become assertions of the branches of the last call.
 
         Args:
-            explicit_state: whether state that the program writes is passed and returned:
+            explicit_state: whether the caller passes and gets the state that the program writes:
                 ``(*state, *args, **kwargs) -> (*new_state, result)``. Such a program writes nothing that an engine
-                could drop; who calls it threads the state, which begins as it is in ``example_inputs``.
+                could drop. Its first state is in ``example_inputs``.
 
         Returns:
-            The program, accepted by torch's verifier.
+            The exported program, which torch's verifier accepts.
 
         Raises:
-            UnsupportedExportError: no exported program can do what this one does; the message has all causes.
+            UnsupportedExportError: an exported program cannot represent this one; the message lists all causes.
 
         Example:
             >>> import torch
@@ -86,16 +85,16 @@ class Exports:
         return found
 
     def to_core_aten(self, *, explicit_state: bool = False) -> ExportedProgram:
-        """The program by the operators of the core ATen set alone, as :meth:`to_exported_program` has it.
+        """Convert the program like :meth:`to_exported_program`, but only with operators of the core ATen set.
 
-        Views are view operators there: the set has none that copy them. Beside the set stand assertions, and what torch
-        cannot take apart: docs/backends.md has a list.
+        Views are view operators there, because the set has no operators that copy views. Assertions, and operators
+        that torch cannot decompose, are outside the set: docs/how-to/export-torch.md lists them.
 
         Args:
-            explicit_state: as of :meth:`to_exported_program`.
+            explicit_state: as in :meth:`to_exported_program`.
 
         Raises:
-            UnsupportedExportError: no exported program can do what this one does.
+            UnsupportedExportError: an exported program cannot represent this one.
 
         Example:
             >>> import torch
@@ -123,39 +122,38 @@ class Exports:
     ) -> Any:
         """Write the program as an ONNX file, with its state as inputs and outputs of the graph.
 
-        An input `state` has its new value in the output `new.state`; the file's metadata pairs them, and says how the
-        program is called. :func:`functionalize.backends.onnx.load` runs it as the original is called, and keeps the
-        state. It begins with the state that there is now.
+        The new value of an input `state` is the output `new.state`. The file's metadata pair them and describe the
+        program's arguments. :func:`functionalize.backends.onnx.load` loads the file as a function with the signature of
+        the original, which keeps the state. It begins with the current state.
 
         Args:
-            path: the file. Without one the model itself is returned.
-            external_data: whether weights go into a second file, `path.data`; unless given, where they are large.
-            opset_version: of ONNX's operators; unless given, 20. Before 18 and after 25 it is ONNX's converter that
-                decides whether the program can have it.
-            input_names: a name for each tensor among the arguments, in their order, instead of their own. State keeps
-                its names.
-            output_names: a name for each tensor among the results, in their order.
-            custom_translation_table: how operators are translated, as ``torch.onnx.export`` has it: by overload, a
-                function of ONNX values, of onnxscript's operators.
-            metadata: entries of your own for the file's ``metadata_props``.
-            verify: whether to run the file beside the original, three calls with random numbers (integers are zeros),
-                each with the state of the last one. Or calls of your own: a list of ``(args, kwargs)``. What the
-                original changes is put back.
-            report: whether to write a page about the file, `path.md`, or where to write it; also where there is none,
-                with the causes.
-            check: whether ONNX Runtime, where it is installed, has to load the file on this machine. Without, the file
-                may be for another engine or provider: bfloat16 for a GPU, operators of your own.
+            path: the path of the file. Without a path, the model is returned.
+            external_data: whether to write the weights to a second file, `path.data` (default: if they are large).
+            opset_version: the version of ONNX's operators (default: 20). Before 18 and after 25, ONNX's converter
+                determines whether the program can have this version.
+            input_names: a new name for each tensor among the arguments, in order. State keeps its names.
+            output_names: a name for each tensor among the results, in order.
+            custom_translation_table: translations of operators, as for ``torch.onnx.export``: from an overload to a
+                function of ONNX values that calls onnxscript's operators.
+            metadata: entries to add to the file's ``metadata_props``.
+            verify: whether to compare the file with the original in three calls with random numbers (integers are
+                zeros), where each call continues with the state of the last one. Or your own calls: a list of
+                ``(args, kwargs)``. Changes that the original makes are undone.
+            report: whether to write a page about the file, `path.md`, or the path of the page. It is written for a
+                failed export too, with the causes.
+            check: whether ONNX Runtime, if it is installed, must load the file on this machine. With False, the file
+                may be for another engine or provider: bfloat16 for a GPU, your own operators.
 
         Returns:
-            The path; without one the model, an ``onnx.ModelProto``.
+            The path; without a path, the model, an ``onnx.ModelProto``.
 
         Raises:
-            UnsupportedExportError: the program, or operators of it, cannot be exported; the message has all causes, and
-                nothing was written.
-            NotEquivalentError: with ``verify`` the file gives something else; the message names the output, and says
-                how far off it is. Nothing was written.
-            TypeError, ValueError: an option has no such value, or names are too many or too few.
-            IsADirectoryError: the path is a folder.
+            UnsupportedExportError: the program, or some of its operators, cannot be exported; the message lists all
+                causes. No file was written.
+            NotEquivalentError: with ``verify``, the file's results differ; the message names the output and the
+                difference. No file was written.
+            TypeError, ValueError: an option has a wrong value, or the number of names is wrong.
+            IsADirectoryError: ``path`` is a folder.
             ModuleNotFoundError: a package of the extra `onnx` is not installed.
 
         Example:
@@ -188,13 +186,13 @@ class Exports:
         )
 
     def to_jax(self, **options: Any) -> Any:
-        """The program as a pure function of JAX arrays, ``(state, *args, **kwargs) -> (new_state, outputs)``.
+        """Convert the program to a pure function of JAX arrays, ``(state, *args, **kwargs) -> (new_state, outputs)``.
 
         Args:
-            options: ``lowerings``, a table of your own; ``seed`` of the first random key.
+            options: ``lowerings``, your own table of lowerings; ``seed``, the seed of the first random key.
 
         Raises:
-            UnsupportedProgramError: JAX cannot run it; the error has all causes, each with the line.
+            UnsupportedProgramError: JAX cannot run the program; the message lists all causes with their lines.
 
         Example:
             >>> import torch
@@ -212,8 +210,8 @@ class Exports:
         """Write the function of :meth:`to_jax` as StableHLO, which ``jax.export`` loads without torch.
 
         Args:
-            path: of the file; the first state is written beside it, as ``npz``.
-            options: those of :meth:`to_jax`, and ``platforms`` as ``jax.export`` takes them.
+            path: the path of the file; the first state is written beside it, as ``npz``.
+            options: those of :meth:`to_jax`, and ``platforms`` as for ``jax.export``.
 
         Returns:
             The path of the file.

@@ -56,7 +56,9 @@ from functionalize.runtime.tensor_properties import (
 )
 
 _SINGULAR, _WHEN = ("is", "was"), "when the program was captured"
-_CHANGES_IT = "the program changes it, and is right for that value only: set it back, or capture again"
+_CHANGES_IT = (
+    "the program changes it, and supports only the value from the capture: restore that value, or capture again"
+)
 _HINT = "pass inputs like those of the capture, capture again, or capture with on_guard_failure='recapture'"
 
 
@@ -74,16 +76,19 @@ class Guard(NamedTuple):
 # Of what is true of an input or not, what is said of it now, and of when the program was captured.
 _TRUE_OR_NOT: Mapping[str, tuple[tuple[str, str], ...]] = {
     REQUIRES_GRAD: (("requires no gradients", "required none"), ("requires gradients", "required some")),
-    INFERENCE: (("is no inference tensor", "was none"), ("is an inference tensor", "was one")),
-    LEAF: (("is no leaf", "was none"), ("is a leaf", "was one")),
-    VIEW: (("is no view", "was none"), ("is a view", "was one")),
-    SILENT_VIEW: (("is no view of what requires gradients", "was none"), ("is a view of such", "was one")),
-    LEAF_VIEW: (("is no leaf that is a view", "was none"), ("is a leaf, and a view", "was both")),
-    FOLLOWED_VIEW: (("is no view of what requires gradients", "was none"), ("is a view of such", "was one")),
+    INFERENCE: (("is not an inference tensor", "was none"), ("is an inference tensor", "was one")),
+    LEAF: (("is not a leaf", "was none"), ("is a leaf", "was one")),
+    VIEW: (("is not a view", "was none"), ("is a view", "was one")),
+    SILENT_VIEW: (("is not a view of a tensor that requires gradients", "was none"), ("is a view of such", "was one")),
+    LEAF_VIEW: (("is not both a leaf and a view", "was none"), ("is a leaf, and a view", "was both")),
+    FOLLOWED_VIEW: (
+        ("is not a view of a tensor that requires gradients", "was none"),
+        ("is a view of such", "was one"),
+    ),
     HOOKS: (
         ("has no hooks on its gradient", "had none"),
         ("has hooks on its gradient", "had some"),
-        ("has hooks on its gradient, of two kinds", "had some of two kinds"),
+        ("has two kinds of hooks on its gradient", "had two kinds"),
     ),
 }
 _PROPERTIES = tuple(TENSOR_PROPERTIES)
@@ -203,7 +208,7 @@ class Guards:
         yield from (Guard(labels[n], f"shares memory with {labels[entry[0]]}", entry[1:]) for n, entry in shared)
         yield from (Guard("the sizes", "satisfy", one) for one in (self.sizes.listed() if self.sizes else ()))
         decisions = self.metadata.graph.decisions
-        yield from (Guard("the data", f"decide, at {one.location},", one.answer) for one in decisions)
+        yield from (Guard("the data", f"decision at {one.location} ->", one.answer) for one in decisions)
 
     def check(self, arguments: CallArguments) -> list[Any]:
         """The program's inputs for a call, once they have been checked; of examples all but the tensors themselves.
@@ -244,7 +249,7 @@ class Guards:
     def _check_structure(self, arguments: CallArguments) -> None:
         if arguments.structure != self.structure:
             raise InputMismatchError(
-                "the arguments are nested otherwise than those that the program was captured with",
+                "the arguments are nested differently than when the program was captured",
                 hint="pass containers of the same types and lengths, or capture again",
             )
 
@@ -308,9 +313,9 @@ class Guards:
         for number, had in self.had_gradient.items():
             if number not in examples and (values[number].grad is not None) != had:
                 raise GradientMismatchError(
-                    f"the gradient of {self.inputs[number].label} is {'not ' if had else ''}there, and was "
-                    f"{'' if had else 'not '}when the program was captured",
-                    hint="set gradients to None first, as optimizer.zero_grad() does, or capture again",
+                    f"{self.inputs[number].label} has {'no' if had else 'a'} gradient, and had "
+                    f"{'one' if had else 'none'} when the program was captured",
+                    hint="set gradients to None before the call, as optimizer.zero_grad() does, or capture again",
                 )
 
     def _check_gradients(self, values: Sequence[Any], examples: Set[int]) -> None:
@@ -324,7 +329,7 @@ class Guards:
         found = self._laid.differing(values)
         if found is not None and found[0] not in examples:
             number, now, lay = found
-            self._refuse_property(number, "place in memory", now, lay, GradientMismatchError)
+            self._refuse_property(number, "memory layout", now, lay, GradientMismatchError)
 
     def _refuse_property(
         self, number: int, name: str, now: Any, before: Any, kind: type[InputMismatchError] = InputMismatchError

@@ -135,7 +135,7 @@ class ForwardCall:
 
     def _inputs_among(self, sources: Sequence[int]) -> frozenset[int]:
         known = functools.reduce(operator.or_, sources, 0)
-        every = self.joint.hides_writes  # what was overwritten has gradients, and is none of the sources
+        every = self.joint.hides_writes  # what was overwritten has gradients, and is not one of the sources
         return frozenset(number for number in range(len(self.joint.names)) if every or known >> number & 1)
 
     def may_require_grad(self, required: Sequence[bool]) -> list[bool]:
@@ -169,7 +169,7 @@ class Derivative(NamedTuple):
 class Orders:
     """The derivatives of one program, by order: each is captured when it is first asked for.
 
-    One that decides by sizes serves calls of the sizes alone for which it decides alike; others get one of their own.
+    One that branches on sizes serves only calls of sizes that take the same branches; others get one of their own.
     """
 
     def __init__(
@@ -190,7 +190,7 @@ class Orders:
         """What is called for a derivative of an order, of a call of such sizes, and is differentiated for the next.
 
         Raises:
-            DataDependentError: only the data tell what it computes.
+            DataDependentError: it branches on tensor values.
             RuntimeError: there is none, and why.
         """
         last, found = self._last.get(order, ((), None))

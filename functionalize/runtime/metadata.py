@@ -99,10 +99,10 @@ class SymbolBindings:
         """Read symbols off a tensor of a known layout."""
         if tensor.dim() != len(layout.size):
             raise DataDependentError(
-                f"the data give a tensor of {tensor.dim()} dimensions, where the program was captured with one of "
-                f"{len(layout.size)}",
-                why="squeeze() drops dimensions of one position, and those of this call have others than the capture's",
-                hint="name a dimension that is known to have one position, or capture with on_data='decide'",
+                f"a tensor has {tensor.dim()} dimensions in this call, and had {len(layout.size)} when the program "
+                "was captured",
+                why="squeeze() removes dimensions of size 1, and which dimensions those are is data-dependent",
+                hint="pass a dimension that always has size 1 to squeeze(), or capture with on_data='decide'",
             )
         for expression, number in zip(layout.size, tensor.size(), strict=True):
             if type(expression) is not int:
@@ -182,13 +182,13 @@ class GraphInput:
 class AliasKind(enum.Enum):
     """What a tensor that the caller gets is to the program's inputs and results."""
 
-    RESULT = "a tensor of its own"
-    INPUT = "that very input"
+    RESULT = "a separate tensor"
+    INPUT = "that input itself"
     VIEW_OF_INPUT = "a view of the storage that an input has after the call"
-    VIEW_OF_OLD_STORAGE = "a view of the storage that an input had before the call, and has left"
+    VIEW_OF_OLD_STORAGE = "a view of the storage that an input had before the call, and no longer has"
     VIEW_OF_NEW_STORAGE = "a view of the storage that the call gives to an input"
-    VIEW_OF_BASE = "a view of a result that is no output itself, or of another output"
-    SHARED = "in one storage with other outputs, none of which has all of it"
+    VIEW_OF_BASE = "a view of another output, or of a result that is not an output"
+    SHARED = "in one storage with other outputs, where no output covers the storage"
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,7 +19,7 @@ from functionalize._torch.dispatch import function_modes
 
 @dataclass(frozen=True)
 class Mode:
-    """How a mode is read; how it is set, where a program may leave it otherwise than it found it."""
+    """How a mode is read; how it is set, where a program may leave it changed."""
 
     read: Callable[[], Any]
     write: Callable[[Any], object] | None = None
@@ -85,5 +85,5 @@ def in_modes(values: Mapping[str, Any]) -> Iterator[None]:
 
 
 def changed_modes(before: Mapping[str, Any]) -> dict[str, Any]:
-    """The modes that are otherwise than they were."""
+    """The modes that have changed."""
     return {name: value for name, value in modes_now().items() if value != before[name]}

@@ -106,7 +106,7 @@ class Maker:
             elif stage is _BEGIN:
                 begun[recipe] += 1
                 if begun[recipe] > len(recipe.first) + 1:
-                    raise RuntimeError(f"what {recipe.new} makes is made of itself")
+                    raise RuntimeError(f"the result of {recipe.new} would contain itself before it exists")
                 pending += [(recipe, _MAKE), *self._missing(recipe.first)]
             else:
                 self._made[recipe] = recipe.new(list(map(self._value, recipe.first)))

@@ -80,7 +80,7 @@ ARRAYS: Mapping[tuple[str, str], Access] = {
         _extent_of_buffer,
     ),
     ("numpy", "ndarray"): Access(
-        "an array of NumPy",
+        "a NumPy array",
         lambda a: (a.shape, a.dtype.str, a.tobytes()),
         _write_numpy,
         lambda a: math.inf if a.dtype.hasobject else a.nbytes,
@@ -90,10 +90,10 @@ ARRAYS: Mapping[tuple[str, str], Access] = {
 GENERATORS: Mapping[tuple[str, str], Access] = {
     ("random", "Random"): Access("a random.Random", random.Random.getstate, random.Random.setstate),
     ("numpy.random.mtrand", "RandomState"): Access(
-        "a RandomState of NumPy", lambda g: pickle.dumps(g.get_state()), lambda g, held: g.set_state(pickle.loads(held))
+        "a NumPy RandomState", lambda g: pickle.dumps(g.get_state()), lambda g, held: g.set_state(pickle.loads(held))
     ),
     ("numpy.random._generator", "Generator"): Access(
-        "a Generator of NumPy", lambda g: pickle.dumps(g.bit_generator.state), _write_state
+        "a NumPy Generator", lambda g: pickle.dumps(g.bit_generator.state), _write_state
     ),
 }
 

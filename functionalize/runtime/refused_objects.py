@@ -17,12 +17,12 @@ from functionalize._torch import PLAIN_TYPES
 from functionalize.errors import UnsupportedProgramError
 from functionalize.runtime.entered import key_behind
 
-_UNWRAP = "capture the module inside (`.module`), and wrap what calls the program"
-_SHARDED = "its parameters are gathered and scattered by hooks, which run collectives that write", _UNWRAP
+_UNWRAP = "capture the inner module (`.module`), and wrap the code that calls the program"
+_SHARDED = "its hooks gather and scatter the parameters with collectives that write in place", _UNWRAP
 # Classes of torch, by name, as torch.distributed is loaded by those who use it: why, and what to try.
 _MODULES: Mapping[str, tuple[str, str]] = {
     "DistributedDataParallel": (
-        "it adds gradients up over processes in hooks of the backward, which a graph does not have",
+        "it sums gradients over processes in backward hooks, which a graph does not have",
         _UNWRAP,
     ),
     "FullyShardedDataParallel": _SHARDED,
@@ -31,8 +31,8 @@ _MODULES: Mapping[str, tuple[str, str]] = {
         "capture the module before `fully_shard`",
     ),
     "ScriptModule": (
-        "TorchScript holds its parameters and runs its code where Python cannot replace them",
-        "use the module that it was made of, without torch.jit",
+        "TorchScript keeps its parameters and runs its code in C++, where Python cannot replace them",
+        "use the original module, without torch.jit",
     ),
 }
 
@@ -59,8 +59,11 @@ def refuse_weak_keys(keys: Iterable[Any], path: str) -> None:
     if any(isinstance(key_behind(key), torch.Tensor) for key in keys if isinstance(key, weakref.ReferenceType)):
         raise UnsupportedProgramError(
             f"the program changes `{path}`, a dict whose keys are weak references to tensors",
-            why="entries go when their tensors do, which a call cannot know of what it leaves there",
-            hint="put an object there before, and change its attributes; or use a dict with the tensors for keys",
+            why="an entry disappears together with its tensor, and a call cannot know when",
+            hint=(
+                "put an object there before the call, and change its attributes; or use a dict whose keys are the "
+                "tensors themselves"
+            ),
         )
 
 
@@ -73,8 +76,8 @@ def refuse_tensor(tensor: torch.Tensor, what: str) -> None:
     if tensor.is_nested or tensor.is_mkldnn:
         raise UnsupportedProgramError(
             f"{what} is a {'nested' if tensor.is_nested else 'mkldnn'} tensor",
-            why="a program is captured on fake tensors, and there are none of this layout",
-            hint="pass tensors of another layout, such as padded or dense ones",
+            why="a program is captured with fake tensors, which cannot have this layout",
+            hint="pass padded or dense tensors",
         )
     if type(tensor) in PLAIN_TYPES:
         return

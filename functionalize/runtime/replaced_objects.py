@@ -38,7 +38,7 @@ class ReplacedObjects:
         """The inputs for a call, by the guards; and whether the program's places are in other objects than before.
 
         Raises:
-            InputMismatchError: it is none of this program's, wherever its places are.
+            InputMismatchError: it is not one of this program's, wherever its places are.
         """
         with self._lock:
             try:

@@ -119,7 +119,7 @@ class Settings:
             self.found.append(Setting("", path, container, key, value, frozen(value, self._memo)))
 
     def add_module(self, module: torch.nn.Module, path: str, entered: Container[int]) -> None:
-        """What a module decides by: whether it trains, its hooks, its attributes but for the ``entered`` ones."""
+        """What a module branches on: whether it trains, its hooks, its attributes but for the ``entered`` ones."""
         content, memo, found = module.__dict__, self._memo, self.found
         self._modules.add(id(content))
         for name, value in [item for item in content.items() if item[0] not in _OF_MODULES]:

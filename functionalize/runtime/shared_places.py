@@ -20,7 +20,7 @@ from functionalize.runtime.metadata import ProgramMetadata
 from functionalize.runtime.slots import Slot
 from functionalize.runtime.state_walk import StateWalk
 
-_PUT_BACK = "put back what was there, or capture again"
+_PUT_BACK = "restore the previous objects, or capture again"
 
 
 class SharedPlaces:
@@ -66,8 +66,8 @@ class SharedPlaces:
         for items, number in self.members:
             if number not in examples and not items.holds(values[number]):
                 raise StateMismatchError(
-                    f"{self._inputs[number].label} is not in a set in which it was when the program was captured",
-                    hint="put it there, or capture again",
+                    f"{self._inputs[number].label} is not in a set that contained it when the program was captured",
+                    hint="put it into the set again, or capture again",
                     container=items,
                 )
         for slot, number in self.places:
@@ -94,10 +94,10 @@ class SharedPlaces:
             places = [self._inputs[n].slot for n in self.known] + [slots[0] for slots, _ in self.others]
             pairs = zip(places, [*who[0], *who[1]], [*found[0], *found[1]], strict=False)
             place = next((one for one, now, before in pairs if now != before and one is not None), None)
-            what = "a place of the program's state" if place is None else f"`{place.path}`"
+            what = "an attribute or item of the program's state" if place is None else f"`{place.path}`"
             raise StateMismatchError(
-                f"{what} holds a tensor that other places, or keys of containers, hold too, or no longer do; that was "
-                "otherwise when the program was captured",
+                f"{what} shares its tensor with other attributes, items or keys of containers than when the program "
+                "was captured",
                 hint=_PUT_BACK,
                 container=None if place is None else place_of(place.container, place.key)[0],
             )
@@ -127,8 +127,8 @@ def _all_are(tensor: Any, slots: Iterable[Slot]) -> bool:
 def _apart(label: str, first: Slot, slot: Slot, changed: Callable[[], Set[int]]) -> StateMismatchError:
     containers = [place_of(one.container, one.key)[0] for one in (first, slot)]
     return StateMismatchError(
-        f"`{slot.path}` is no longer {label}, as it was when the program was captured",
-        hint="put one tensor in both places again, or capture again",
+        f"`{slot.path}` and {label} were the same tensor when the program was captured, and are not any more",
+        hint="assign one tensor to both again, or capture again",
         container=next((one for one in containers if id(one) in changed()), containers[1]),
     )
 

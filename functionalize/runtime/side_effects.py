@@ -87,7 +87,7 @@ class Before:
 
 @dataclass(frozen=True)
 class SideEffect:
-    """Entries of one container that a program leaves otherwise than it found them."""
+    """Entries of one container that a program leaves changed."""
 
     state: int
     container: int  # its number on the walk
@@ -195,7 +195,7 @@ class Objects(Protocol):
     def look(
         self,
         known: Mapping[int, tuple[int, int]],
-        stand_ins: Collection[int],
+        substitutes: Collection[int],
         roots: Sequence[tuple[Any, Collection[int]]],
     ) -> None:
         """Look at what it left in some containers, each with the identities of what these held before."""
@@ -218,13 +218,13 @@ class SideEffectRecorder:
         self._numbers = {
             id(item): (index, number) for index, state in enumerate(states) for number, item in enumerate(state.seen)
         }
-        self._stand_ins = {id(slot.get()) for slot in states[0].tensors}  # they live as long as the capture
+        self._substitutes = {id(slot.get()) for slot in states[0].tensors}  # they live as long as the capture
 
     def side_effects(self, objects: Objects, returned: list[Any]) -> list[SideEffect]:
         """The containers whose content the program changed. ``returned``: a list of what it gives, alone."""
         changed = [self._lasting(self._states[0].changed, returned), *(one.changed for one in self._states[1:])]
         roots = [(container, _identities(before)) for found in changed for _, container, _, before in found]
-        objects.look(self._numbers, self._stand_ins, [(returned, ()), *roots])
+        objects.look(self._numbers, self._substitutes, [(returned, ()), *roots])
         effects = [self._effect(objects, index, *one) for index, found in enumerate(changed) for one in found]
         return [effect for effect in effects if effect is not None]
 
@@ -253,7 +253,7 @@ class SideEffectRecorder:
         if id(value) not in known:
             held = {id(one): _Held(*known[id(one)], type(one)) for one in _leaves([value]) if id(one) in known}
             content = frozen(value, dict(held))
-            shown = content if isinstance(value, tuple) else value  # a tuple may hold stand-ins
+            shown = content if isinstance(value, tuple) else value  # a tuple may hold substitutes
             return Before(shown, content, tuple(held.values()))
         contents = [state.content(container) for container in map(itemgetter(0), containers_of(value))]
         items = _leaves(item for content in contents if content is not None for item in _items(content))

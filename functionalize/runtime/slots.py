@@ -1,7 +1,7 @@
 """Where values sit: an entry of a container, and steps into the tuples that it may hold; numbers among them.
 
-Invariant: a place is read and written as the program would. Limits: a tuple that is written is made anew, by no code of
-its class; its attributes are those of the other one, in one dict.
+Invariant: a place is read and written as the program would. Limits: a written tuple is made again, by no code of its
+class; its attributes are those of the other one, in one dict.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ class NumberSlot(Slot):
     def get(self) -> Any:
         value = Slot.get(self)
         if self.count is not None and len(entry(self.container, self.key)) != self.count:
-            raise TypeError(f"`{self.path}` is one of another count")
+            raise TypeError(f"the container of `{self.path}` has another length")
         if type(value) is not self.kind:
             raise TypeError(f"`{self.path}` is {value!r}, and was of type {self.kind.__name__}")
         if not is_number(value):
-            raise TypeError(f"`{self.path}` is {value!r}, which 64 bits do not hold")
+            raise TypeError(f"`{self.path}` is {value!r}, which does not fit into 64 bits")
         return torch.tensor(value, dtype=NUMBERS[self.kind], device="cpu")
 
 

@@ -18,7 +18,7 @@ from torch.export.graph_signature import ExportGraphSignature, OutputKind
 from torch.fx import Graph, GraphModule, Node
 
 from functionalize._torch import pytree
-from functionalize._torch.fakes import stand_ins
+from functionalize._torch.fakes import substitutes
 from functionalize.aliasing.history import Historian
 from functionalize.call_stack import Location
 from functionalize.errors import DataDependentError, InputMismatchError, OverlappingInputsError, in_words
@@ -53,16 +53,16 @@ _NUMBERS = itertools.count()  # of specializations, as they are made
 Recapture = Callable[..., "Capture"]
 
 
-_VIEWING = 8  # how many are kept for calls whose inputs are views of tensors that lie otherwise; the oldest goes
+_VIEWING = 8  # how many are kept for calls whose inputs are views of tensors that have other strides; the oldest goes
 _CHANGES = (
     "the program changes Python state\n"
-    "    why  it runs again when its second derivative is asked for, and would find other state than the call found\n"
-    "    try  take the gradients (torch.autograd.grad(..., create_graph=True)) inside of what is captured"
+    "    why  it runs again for its second derivative, and would find other state than in the first run\n"
+    "    try  compute the gradients (torch.autograd.grad(..., create_graph=True)) inside the captured program"
 )
-_OTHERWISE = (
-    "the program does something else now than when it was captured\n"
-    "    why  it runs again when its second derivative is asked for, and Python state was changed since the call\n"
-    "    try  take the gradients (torch.autograd.grad(..., create_graph=True)) inside of what is captured"
+_CHANGED = (
+    "the program now computes something else than when it was captured\n"
+    "    why  it runs again for its second derivative, and Python state has changed since the call\n"
+    "    try  compute the gradients (torch.autograd.grad(..., create_graph=True)) inside the captured program"
 )
 
 
@@ -91,7 +91,7 @@ class Capture:
     guards: Guards
     state: StateWalk
     convention: CallingConvention
-    modes_left: Mapping[str, Any]  # modes that the program leaves otherwise than it found them
+    modes_left: Mapping[str, Any]  # modes that the program leaves changed
     tree: CallTree  # of the arguments
     seed: Seed | None  # what the program sets torch's generators to
     original: Callable[..., Any]  # the program itself
@@ -102,7 +102,7 @@ class Capture:
     @property
     def set_in_torch(self) -> dict[str, Any]:
         """What the program sets in torch itself, by name: no graph can."""
-        what, value = "seed of torch's generators", None if self.seed is None else self.seed.number
+        what, value = "seed of torch generators", None if self.seed is None else self.seed.number
         return {**self.modes_left, **({} if self.seed is None else {what: "what it was" if value is None else value})}
 
 
@@ -194,7 +194,7 @@ class Specialization:
         return later
 
     def checked(self, arguments: CallArguments) -> list[Any] | InputMismatchError:
-        """The inputs for a call, or why it is none of this program's."""
+        """The inputs for a call, or why it is not one of this program's."""
         try:
             inputs, followed = self._replaced.check(arguments)
         except InputMismatchError as error:
@@ -214,7 +214,7 @@ class Specialization:
         """Compute, write back, and return what the original does.
 
         Raises:
-            Diverged: the data decide otherwise; nothing has changed.
+            Diverged: the data take another branch; nothing has changed.
         """
         if isinstance(self._joint, OverlappingInputsError):
             known, inputs = self._with_views(arguments)
@@ -340,9 +340,9 @@ class Specialization:
         """What captures a derivative of an order: for arguments like those of a call, whose data are not held."""
         tensors = [leaf for leaf in arguments.leaves if isinstance(leaf, torch.Tensor)]
         known = zip(self.metadata.inputs, inputs, strict=True)
-        stand_in, state = stand_ins(tensors), {id(value) for entry, value in known if entry.slot is not None}
+        substitute, state = substitutes(tensors), {id(value) for entry, value in known if entry.slot is not None}
         answers = self.answers
-        made = _or_error(lambda: arguments.like(lambda leaf: leaf if id(leaf) in state else stand_in(leaf)))
+        made = _or_error(lambda: arguments.like(lambda leaf: leaf if id(leaf) in state else substitute(leaf)))
 
         def captured(order: int, sizes: Sizes) -> Derivative:
             if isinstance(made, Exception):
@@ -360,7 +360,7 @@ class Specialization:
             if isinstance(joint, Exception):
                 raise joint
             if joint is None or not found.is_like(self):
-                raise RuntimeError(_OTHERWISE)
+                raise RuntimeError(_CHANGED)
             decides = found.guards.sizes if found.guards.dynamic == self.guards.dynamic else None
             return Derivative(self._partitioned(joint), sizes.__eq__ if decides is None else decides.holds_for)
 

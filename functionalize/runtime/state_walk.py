@@ -52,7 +52,7 @@ LEAF_TYPES = TENSOR_TYPES | _PLAIN
 _STRINGS = frozenset({str})
 _HOLDERS = (torch.nn.Module, torch.optim.Optimizer)
 HOOKS_OF_MODULES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-NOT_SAVED = "_non_persistent_buffers_set"  # the names of a module's buffers that are none of its state_dict
+NOT_SAVED = "_non_persistent_buffers_set"  # the names of a module's buffers that are not in its state_dict
 _OF_MODULES = frozenset(torch.nn.Module().__dict__)
 
 
@@ -193,18 +193,18 @@ class StateWalk:
                     self.open(key, f"{path}: a key")
 
     @contextlib.contextmanager
-    def substituted(self, stand_ins: Mapping[int, Any]) -> Iterator[None]:
+    def substituted(self, substitutes: Mapping[int, Any]) -> Iterator[None]:
         """Put other tensors, named by the identities of these, in their places; in the end all is as it was."""
         slots = [slot for slot in self.tensors if not isinstance(slot.container, SetItems)]
         entries = [(slot.container, slot.key, entry(slot.container, slot.key)) for slot in [*slots, *self.weak]]
         keyed_by_tensor = [(container, copy_of(container)) for container in self.keyed_by_tensor]
         places = (*self.leaves, *self.entered) if keyed_by_tensor else ()
-        keys = {id(key): _key_of_stand_in(key, stand_ins) for _, content in keyed_by_tensor for key in content}
+        keys = {id(key): _key_of_substitute(key, substitutes) for _, content in keyed_by_tensor for key in content}
         rekeyed = [(slot, slot.key) for slot in places if id(slot.key) in keys]
         try:
             for slot in slots:
                 value = slot.get()
-                slot.set(stand_ins.get(id(value), value))  # one that arguments share with state was replaced there
+                slot.set(substitutes.get(id(value), value))  # one that arguments share with state was replaced there
             for container, content in keyed_by_tensor:
                 new = [keys[id(key)] for key in content]
                 mapping = isinstance(content, dict)
@@ -213,7 +213,7 @@ class StateWalk:
                 slot.key = keys[id(key)]
             for slot in self.weak:
                 tensor: Any = behind(slot.get())
-                slot.set(_WEAK[type(slot.get())](stand_ins.get(id(tensor), tensor)))
+                slot.set(_WEAK[type(slot.get())](substitutes.get(id(tensor), tensor)))
             self.begin()
             yield
         finally:
@@ -271,9 +271,9 @@ class StateWalk:
         ]
 
 
-def _key_of_stand_in(key: Any, stand_ins: Mapping[int, Any]) -> Any:
+def _key_of_substitute(key: Any, substitutes: Mapping[int, Any]) -> Any:
     """The key that another tensor has in the place of this one: it, or such a weak reference to it."""
-    found = stand_ins.get(id(key_behind(key)))
+    found = substitutes.get(id(key_behind(key)))
     if found is None:
         return key
     return type(key)(found) if isinstance(key, weakref.ReferenceType) else found

@@ -96,7 +96,7 @@ class Laid:
         self._before = {number: self._of(number, gradient) for number, gradient in gradients.items()}
 
     def differing(self, values: Sequence[Any]) -> tuple[int, Any, Any] | None:
-        """The first that is there and lies otherwise: its number, how it lies, how it did."""
+        """The first that is there and has other strides: its number, how it lies, how it did."""
         for number, before in self._before.items():
             now = before if values[number] is None else self._of(number, values[number])
             if now != before:

@@ -34,8 +34,8 @@ def warn_of_training(model: Callable[..., Any], graph: Graph, stacklevel: int) -
         path, module = trained[0]
         what = f"{type(module).__name__} at `{path}`" if path else type(module).__name__
     warnings.warn(
-        f"{type(model).__name__} is exported in training mode, in which it computes otherwise than for inference "
-        f"({what}{more}): call model.eval() before, unless this is intended",
+        f"{type(model).__name__} is exported in training mode, where it computes other results than in evaluation "
+        f"mode ({what}{more}): call model.eval() before the export, unless this is intended",
         TrainingModeWarning,
         stacklevel=stacklevel,
     )

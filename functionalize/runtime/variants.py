@@ -20,14 +20,14 @@ from functionalize.runtime.specialization import Specialization
 
 
 class Variant:
-    """One way of a program by its data: a graph that is right for calls whose data decide alike."""
+    """One way through a program: a graph for calls that take the same branches on tensor values."""
 
     def __init__(self, program: Specialization) -> None:
         self._program = program
 
     @property
     def decisions(self) -> tuple[Decision, ...]:
-        """What the data decided, in order; nothing where the program does not ask them."""
+        """The branches on tensor values, in order; empty if there are none."""
         return self._program.decisions
 
     @property
@@ -78,11 +78,12 @@ def too_many(variants: Sequence[Specialization], answers: Answers, bound: int) -
     nearest = max(variants, key=lambda one: _common(answers, one.answers))
     last = nearest.decisions[: len(answers)][-1]
     return DataDependentError(
-        f"the calls of the program decide by their data in more than {bound} ways\n    at   {last.location}",
-        why=f"each way is a variant, captured and kept; here the data say {answers[-1]!r}, and each of the variants so "
-        "far decides otherwise there or before",
-        hint="a larger cache_size; tensors instead of numbers where each number is a way of its own; torch.where or "
-        "torch.cond; program.variants lists the ways",
+        f"the calls of the program take more than {bound} different ways through branches on tensor values\n"
+        f"    at   {last.location}",
+        why=f"each way is a variant, which is captured and kept; here the value is {answers[-1]!r}, and no variant "
+        "so far has this value here and the same values before",
+        hint="pass a larger cache_size; use tensors instead of numbers if each number needs a variant; use "
+        "torch.where or torch.cond; program.variants lists the ways",
     )
 
 
@@ -94,8 +95,8 @@ def undecided(answers: Answers, made: Specialization) -> DataDependentError:
     """The error for a program that was captured for a call, whose data do not decide as the capture found."""
     decision = made.decisions[: len(answers)][-1]
     return DataDependentError(
-        f"the program decides otherwise when it runs on the same data again\n    at   {decision.location}",
-        why=f"the capture found {decision.answer!r} there, and the call {answers[-1]!r}: a kernel does not give the "
-        "same numbers each time, or something beside the data decides as well",
-        hint="torch.use_deterministic_algorithms(True), or decide by numbers that rounding does not change",
+        f"the program takes another branch when it runs on the same data again\n    at   {decision.location}",
+        why=f"the value was {decision.answer!r} in the capture, and {answers[-1]!r} in the call: a kernel is not "
+        "deterministic, or the value depends on something besides the data",
+        hint="use torch.use_deterministic_algorithms(True), or branch on values that rounding does not change",
     )

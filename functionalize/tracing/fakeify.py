@@ -85,7 +85,7 @@ def _of_group(factory: FakeFactory, group: dict[int, torch.Tensor]) -> Iterator[
         yield key, factory.at(storage, tensor)
 
 
-BEYOND = "a backward goes through how an example input was computed"
+BEYOND = "a backward runs into the operators that computed an example input"
 
 
 class _Fresh(torch.autograd.Function):

@@ -68,10 +68,10 @@ def _pack_padded_sequence(input: Any, lengths: Any, batch_first: bool) -> Any:
     """What it packs is read by the kernels of recurrent layers on the CPU as numbers, step by step."""
     raise UnsupportedProgramError(
         "the program packs a padded sequence (pack_padded_sequence, pack_sequence)",
-        why="the recurrent layers of torch read the batch of each step off the data, and have no form that a graph "
-        "could hold",
-        hint="run the layer on the padded tensor, and mask what is behind each length, or pack outside of what is "
-        "captured",
+        why="torch's recurrent layers read the batch size of each step from the data, and no operator of a graph "
+        "computes that",
+        hint="run the layer on the padded tensor and mask the positions beyond each length, or pack outside the "
+        "captured program",
     )
 
 
@@ -123,7 +123,10 @@ def _lstsq(a: Any, b: Any, rcond: Any = None, *, driver: str | None = None) -> A
     if a.device.type != "cpu":
         raise UnsupportedProgramError(
             f"the program solves least squares (linalg.lstsq) on the device {a.device.type!r}",
-            why="torch does not tell what its kernel gives before it has run, and only that of the CPU is known here",
+            why=(
+                "the results of this device's kernel have shapes that torch does not define before it runs; only "
+                "those of the CPU's kernel are known"
+            ),
             hint="use torch.linalg.pinv or torch.linalg.qr, or solve it on the CPU",
         )
     driver, vectors = driver or "gelsy", a.dim() - b.dim()
@@ -136,8 +139,8 @@ def _lstsq(a: Any, b: Any, rcond: Any = None, *, driver: str | None = None) -> A
     if by_singular_values and rows > n:
         raise UnsupportedProgramError(
             f"the program solves least squares by the driver {driver!r}, for more equations than unknowns",
-            why="it gives residuals where the matrices have full rank, and none elsewhere, which only the data tell",
-            hint="use another driver ('gels', 'gelsy'), and compute the residuals from the solution if need be",
+            why="it returns residuals only for matrices of full rank, which is data-dependent",
+            hint="use another driver ('gels', 'gelsy'), and compute the residuals from the solution if you need them",
         )
     solution = columns.new_empty([*batch, count, max(rows, n)]).mT[..., :n, :]
     residuals = [*batch, count] if driver == "gels" and rows > n else [0]

@@ -111,10 +111,10 @@ class Reshapes:
         for fake in inputs:
             if id(fake) in self._untold:
                 return UnsupportedMutationError(
-                    "an input that requires gradients gets another size or other strides in place (t_, squeeze_, "
-                    "`.data =`, ...) where gradients are off",
-                    why="autograd is not told, and goes on to give it the gradient of what it was",
-                    hint="change it where gradients are on, or change a detached tensor",
+                    "the size or strides of an input that requires gradients change in place (t_, squeeze_, `.data "
+                    "=`, ...) with grad mode off",
+                    why="autograd does not record the change, and computes a gradient for the old size and strides",
+                    hint="change it with grad mode on, or change a detached tensor",
                     at=self._untold[id(fake)],
                 )
         return None
@@ -202,7 +202,7 @@ class AutogradNotes:
         self.unused: set[int] = set()  # by identity, tensors that the program has asked nothing so far
         self.hides_writes: bool | None = None  # whether autograd missed some; None: nobody asks
         self.readdressed: set[int] = set()  # storages of `as_strided` views that autograd may look for elsewhere
-        self.finds_beyond = False  # whether autograd may find such a part anew, outside of the tensor it was taken of
+        self.finds_beyond = False  # whether autograd may find such a part again, outside of the tensor it was taken of
         self.pieces: set[int] = set()  # by identity, tensors of which several views were made at once
         self.reshapes = Reshapes()
         # Tensors of no trace that were written, with their versions before; None: all may be such, and nobody asks.
@@ -308,11 +308,11 @@ class AutogradNotes:
         views = [view for known in self._outdated.values() if (view := known()) is not None]
         if any(autograd_base(view) is one for view in views for one in asked):
             raise UnsupportedMutationError(
-                "the program takes the gradient of a tensor that is not contiguous, has views, and was written since "
-                "these were made",
-                why="of fake tensors, autograd takes views by the same steps again, and so lays the gradient out "
-                "otherwise than eager, which takes them by their place",
-                hint="make the views after the write, or call backward() outside of what is captured",
+                "the program computes the gradient of a non-contiguous tensor that was written after views of it "
+                "were made",
+                why="for fake tensors, autograd replays the view operators after the write, and the gradient gets "
+                "other strides than in eager",
+                hint="make the views after the write, or call backward() outside the captured program",
             )
 
     def note_address(self, source: View, part: Layout) -> None:
@@ -334,12 +334,12 @@ class AutogradNotes:
         return self.reshapes.untold(given)
 
     def goes_beyond(self) -> UnsupportedMutationError:
-        """The error of a part that autograd may find anew, outside of the tensor that it was taken of."""
+        """The error of a part that autograd may find again, outside of the tensor that it was taken of."""
         return UnsupportedMutationError(
-            "`as_strided` of a tensor that requires gradients goes beyond it, and the memory is written afterwards, or "
-            "gets other metadata in place (t_, squeeze_, ...)",
-            why="autograd then takes the part for one of the whole memory, which fake tensors do not show",
-            hint="take `as_strided` of the tensor that has the whole memory",
+            "`as_strided` reads memory beyond a tensor that requires gradients; later the memory is written, or "
+            "metadata change in place (t_, squeeze_, ...)",
+            why="autograd then treats the result as a view of the whole storage, which fake tensors do not represent",
+            hint="call `as_strided` on the tensor that covers the whole storage",
             at=next(iter(self._beyond.values()), None),
         )
 
@@ -390,9 +390,12 @@ class AutogradNotes:
         captured = self.constants is not None  # else the engine runs on the tensors themselves, or for this trace alone
         if captured and known is not None and known() is tensor:
             raise UnsupportedProgramError(
-                "the program asks for the `_version` of a gradient",
-                why="eager's engine adds gradients up in their place or not, as it likes, and counts that",
-                hint="ask a copy of the gradient (`.clone()`)",
+                "the program reads the `_version` of a gradient",
+                why=(
+                    "eager's autograd engine may accumulate gradients in place or not, and only the former counts "
+                    "as a write"
+                ),
+                hint="read the `_version` of a copy of the gradient (`.clone()`)",
             )
 
     def close(self) -> None:

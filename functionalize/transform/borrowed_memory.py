@@ -20,7 +20,7 @@ from functionalize.aliasing.alias_graph import AliasGraph
 from functionalize.call_stack import Location, user_location
 
 _MAX_BYTES = 2**20
-WRITES, GIVES, MISSES = "writes to", "returns or keeps", "changes, past torch, what it has made"
+WRITES, GIVES, MISSES = "writes to", "returns or keeps", "writes, without torch, to"
 
 
 class Borrowed(NamedTuple):

@@ -51,11 +51,13 @@ from functionalize.transform.values import ADDRESSING, ValueExecutor
 aten = torch.ops.aten
 
 
-_STILL_A_VIEW = "its `.data` was replaced, and autograd takes the write for one to what the tensor is a view of"
+_STILL_A_VIEW = (
+    "its `.data` was replaced, but autograd still treats it as a view, and the write as one to the view's base"
+)
 
 _MAY_SHARE = (
-    "a tensor is reshaped that has one position in some dimension, as only the data tell: eager has a view of it, the "
-    "graph a copy, and one of both is written. Write to a `.clone()`"
+    "a tensor is reshaped, and one of the two tensors is written. Where a data-dependent size is 1, eager's result "
+    "is a view, but the graph's is a copy. Write to a `.clone()`"
 )
 
 
@@ -66,7 +68,7 @@ class _Sharing:
     reason: str
     held: torch.Tensor  # itself, so that its storage is not another's
     other: weakref.ref[torch.Tensor] | None  # what shares its memory
-    ones: Sequence[Any] = ()  # sizes that the data tell: it shares it where one of them is one
+    ones: Sequence[Any] = ()  # data-dependent sizes: it shares it where one of them is one
 
 
 class FunctionalizationContext:
@@ -197,8 +199,8 @@ class FunctionalizationContext:
                 raise UnsupportedMutationError(
                     f"a write to a tensor of shape {tuple(handle.size())}",
                     why=sharing.reason,
-                    hint="build a new tensor from the changed parts, or write to a `.to_dense()` or `.dequantize()` "
-                    "copy",
+                    hint="compute a new tensor from the changed parts, or write to a copy from `.to_dense()` or "
+                    "`.dequantize()`",
                 )
         if not self.executor.observed:
             self.executor.sync_memory(handle, value)  # memory is all that anybody will read
@@ -231,9 +233,9 @@ class FunctionalizationContext:
             followed = self.notes.hides_writes is not None and handle.requires_grad and not is_leaf_to_autograd(handle)
             if followed and not (same(handle.size(), source.size()) and same_strides(handle, source)):
                 raise UnsupportedMutationError(
-                    "`.data =` gives a computed tensor that requires gradients other sizes or strides",
-                    why="its gradients would go through how it was computed, as it lay before",
-                    hint="use the new tensor itself, or assign to `.data` of a detached one",
+                    "`.data =` changes the size or strides of a computed tensor that requires gradients",
+                    why="autograd would compute its gradient for the old size and strides",
+                    hint="use the new tensor itself, or assign to `.data` of a detached tensor",
                 )
             with below_mode(self.enter()), below_autograd():
                 self.refuse_constant(handle)
@@ -288,9 +290,9 @@ class FunctionalizationContext:
             self.prepare_resize(holding)
         elif self.executor.observed and storage.nbytes():
             raise UnsupportedMutationError(
-                f"set_ to a storage of {storage.nbytes()} bytes",
-                why="no tensor is left that says what the storage holds",
-                hint="set_ to a tensor, or keep one of that storage alive",
+                f"set_ to a storage of {storage.nbytes()} bytes without a live tensor",
+                why="the graph knows the contents of a storage by its tensors, and none is left",
+                hint="call set_ with a tensor, or keep a tensor of that storage alive",
             )
         return holding
 
@@ -338,9 +340,12 @@ class FunctionalizationContext:
         view = self.graph.find(handle)
         if self.executor.is_constant(handle) and (view is None or view.base.is_original(handle)):
             raise UnsupportedMutationError(
-                f"the metadata of {name_of(handle)}, which is no input, is changed",
-                why="in a graph it is a constant: data can be written back to it, but it keeps its size and strides",
-                hint="pass it as an argument; for the state of a module by torch.func.functional_call",
+                f"the size or strides of {name_of(handle)}, which is not an input, change in place",
+                why=(
+                    "the tensor is a constant of the graph: a call can write its data back, but not its size and "
+                    "strides"
+                ),
+                hint="pass it as an argument (the state of a module by torch.func.functional_call)",
             )
 
     def unshare(self, handle: torch.Tensor) -> None:

@@ -64,7 +64,7 @@ def _uninitialized_like(tensor: torch.Tensor, size: Callable[[Any], Any]) -> tor
 def on_copies(executor: ValueExecutor, func: Any, args: Sequence[Any], kwargs: Kwargs) -> None:
     """Run an op on copies of its arguments, which share memory as the originals do. Raises what eager raises.
 
-    Fake kernels do not look at what shares memory, so fake arguments get real stand-ins, of zeros.
+    Fake kernels do not look at what shares memory, so fake arguments get real substitutes, of zeros.
     """
     handles = list(tensor_leaves(args, kwargs))
     if not _can_be_copied(handles):
@@ -146,7 +146,7 @@ def with_eager_strides(executor: ValueExecutor, func: Any, args: Sequence[Any], 
     ``args`` and ``kwargs`` are the handles; a fresh handle has eager's strides, and no data yet.
     """
     if not _DATA_DEPENDENT.isdisjoint(func.tags):
-        return out  # shapes that only the data tell, and tensors whose strides are their own
+        return out  # data-dependent shapes, and tensors whose strides are their own
     flat, spec = pytree.tree_flatten(out)
     with _same_random_numbers(func, args, kwargs):
         wanted = pytree.tree_leaves(executor.on_handles(func, args, kwargs))

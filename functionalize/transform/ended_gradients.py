@@ -21,7 +21,7 @@ from functionalize.aliasing.tensor_queries import tensor_leaves
 from functionalize.call_stack import user_location
 from functionalize.transform.values import ValueExecutor
 
-WITHOUT_GRAD_MODE = "without grad mode"
+WITHOUT_GRAD_MODE = "grad mode off"
 NO_GRAD = "no_grad"  # of a node's meta: whether the program had grad mode off when it was made
 
 

@@ -318,15 +318,15 @@ class _Metadata:
         handle, key, layout = entry.handle, storage_key(entry.handle), Layout.of(entry.handle)
         if layout.dtype != entry.layout.dtype:
             raise UnsupportedMutationError(
-                f"`.data =` gives an input of {entry.layout.dtype} data of {layout.dtype}",
-                why="no operator changes the dtype of a tensor that a graph gets as its input",
-                hint="return the new tensor, and assign it to `.data` outside of the traced function",
+                f"`.data =` changes the dtype of an input from {entry.layout.dtype} to {layout.dtype}",
+                why="no operator can change the dtype of a graph's input in place",
+                hint="return the new tensor, and assign it to `.data` outside the traced function",
             )
         if (layout.conj, layout.neg) != (entry.layout.conj, entry.layout.neg):
             raise UnsupportedMutationError(
-                "`.data =` gives an input data that are conjugated or negated lazily, or no more",
-                why="no operator changes that of a tensor that a graph gets as its input",
-                hint="assign `.resolve_conj()`, `.resolve_neg()` of the data",
+                "`.data =` changes whether an input is lazily conjugated or negated",
+                why="no operator can change that for a graph's input in place",
+                hint="assign the tensor's `.resolve_conj()` or `.resolve_neg()`",
             )
         size = list(handle.size())
         fresh = self.takes_fresh_storage(entry)

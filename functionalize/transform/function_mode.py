@@ -144,12 +144,12 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
         symbolic = self._symbols and (func in _BACKWARD or any(map(has_symbol, pytree.tree_leaves((args, kwargs)))))
         if symbolic or (not isinstance(func, HigherOrderOperator) and _has_number(args, kwargs)):
             with enable_python_dispatcher():
-                return self._spell_out(func, args, kwargs or {})
+                return self._decompose(func, args, kwargs or {})
         if func in _UNDISPATCHED:
-            return self._spell_out(func, args, kwargs or {})
+            return self._decompose(func, args, kwargs or {})
         return func(*args, **kwargs) if kwargs else func(*args)
 
-    def _spell_out(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _decompose(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func in ELEMENTS and self._context.has_unknown_elements(args[0]):
             return ELEMENTS[func](args[0])
         if func in _ASKS:
@@ -184,7 +184,7 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
                 asked.add_behind(LEAF, [tensor])
 
     def _reshape(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Copy, or say how a tensor lies: torch takes no size that the data tell for one, which can lie in any way."""
+        """Copy, or say how a tensor lies: torch takes no data-dependent size for one, which can lie in any way."""
         source = args[0] if args else kwargs.get("input", kwargs.get("self"))
         out = func(*args, **kwargs)
         if _is_plain(source) and isinstance(out, torch.Tensor):
@@ -232,7 +232,7 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
         elif func in _DETACHES:
             self._context.endings.note(tensor, "detached")
         elif func == _GRAD_FN:
-            self._context.endings.note(tensor, "with its function given, which takes hooks")
+            self._context.endings.note(tensor, "its grad_fn is read, and may get hooks")
         elif func is _REQUIRE:
             notes.note_required(tensor, self._context.views_beside(tensor))
         else:
@@ -269,7 +269,7 @@ def _has_number(args: Any, kwargs: Any) -> bool:
 
 
 def _known(arguments: Any) -> Any:
-    """Arguments with the values of truths that only the data tell, of which most functions take none."""
+    """Arguments with the values of data-dependent bools, of which most functions take none."""
     if isinstance(arguments, dict):
         return {name: bool(one) if isinstance(one, torch.SymBool) else one for name, one in arguments.items()}
     return tuple(bool(one) if isinstance(one, torch.SymBool) else one for one in arguments)

@@ -1,7 +1,7 @@
 """Views of which autograd, on fake tensors, would make something else than eager.
 
-When the memory of a view changes, or its metadata or those of what it is a view of, autograd finds out anew how it lies
-in that: of tensors with data by their place, of fake ones by the steps that once led to the view. Where these lead
+When the memory of a view changes, or its metadata or those of what it is a view of, autograd finds its place
+again: of tensors with data by their place, of fake ones by the steps that once led to the view. Where these lead
 elsewhere now, gradients through the view would be wrong.
 
 Invariant: a view is refused when it is used, not before: its metadata may come back to what they were.
@@ -93,10 +93,10 @@ class LostViews:
         if self._used is None:
             return None
         return UnsupportedMutationError(
-            "a view is used after it, or what it is a view of, got new metadata in place (squeeze_, t_, as_strided_), "
-            "or got other data (`.data =`) before what it was a view of was written",
-            why="of fake tensors, autograd takes a view by the same steps again, which lead elsewhere now",
-            hint="use the out-of-place operator (squeeze, t, ...) and its result",
+            "a view is used after its metadata, or its base's, changed in place (squeeze_, t_, as_strided_), or "
+            "after `.data =` replaced its data and its old base was written",
+            why="for fake tensors, autograd replays the view operators, which now give other elements",
+            hint="use the result of the out-of-place operator (squeeze, t, ...)",
             at=self._used,
         )
 

@@ -230,7 +230,7 @@ class FunctionalizeMode(TorchDispatchMode):
         out = self._functional(tables.overload(copy) if copy else func, args, kwargs)
         if isinstance(out, torch.Tensor) and func in view_rules.UNSUPPORTED_VIEWS:
             self.context.protect(out, f"it is {func} of a tensor, and {view_rules.UNSUPPORTED_VIEWS[func]}")
-            self.context.protect(args[0], f"a part of it, {func}, was taken, which would not see the write")
+            self.context.protect(args[0], f"its part {func} was read, and would not see the write")
         for view in tensor_leaves([out], {}):
             self.context.keep_source(view, args[0])
         return out
@@ -238,14 +238,16 @@ class FunctionalizeMode(TorchDispatchMode):
     def _of_parts(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
         out = self._functional(func, args, kwargs)
         for part in tensor_leaves(args, kwargs):
-            self.context.protect(part, f"it is a part of what {func} made, which would not see the write", out)
+            self.context.protect(part, f"it is a part of the result of {func}, which would not see the write", out)
         return out
 
     def _quantized(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
         out = self._functional(func, args, kwargs)
         for handle in tensor_leaves([out], {}):
             if not handle.is_quantized:
-                self.context.protect(handle, f"it is what {func} made, which a fake tensor takes for plain numbers")
+                self.context.protect(
+                    handle, (f"it is the result of {func}, which fake tensors treat as an ordinary tensor")
+                )
         return out
 
     def _inplace_view(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:

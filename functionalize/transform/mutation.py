@@ -61,7 +61,7 @@ def mutate(call: WritingCall) -> Any:
 def _computed(call: WritingCall, variant: Call) -> Any:
     """The functional variant's results, or None where it raises in direct use.
 
-    Some variants know no sizes that only the data tell, where the op does.
+    Some variants know no data-dependent sizes, where the op does.
     """
     try:
         ordered = random_ops.compute(call.context, *variant, writes=True) if call.row.random else None
@@ -74,9 +74,9 @@ def _computed(call: WritingCall, variant: Call) -> Any:
             raise
         call.on_twins()
         raise UnsupportedMutationError(
-            f"{call.func} on tensors whose sizes only the data tell",
-            why=f"{variant[0]}, which computes what it writes, cannot be traced with such sizes",
-            hint="spell it out by other operators, or check the sizes first (torch._check)",
+            f"{call.func} on tensors with data-dependent sizes",
+            why=f"its functional variant, {variant[0]}, cannot be traced with such sizes",
+            hint="use other operators, or state what you know about the sizes with torch._check",
         ) from error
 
 
@@ -159,9 +159,9 @@ def _overlapping(call: WritingCall) -> Any:
 def _shared_elements(func: Any, target: torch.Tensor) -> UnsupportedMutationError:
     size, stride = tuple(target.size()), tuple(target.stride())
     return UnsupportedMutationError(
-        f"{func} on a tensor of size {size} and strides {stride}, whose positions share elements",
-        why="eager updates a shared element once for each of its positions, in an order that depends on the kernel",
-        hint="write to a copy (`.clone()`) whose elements are all its own, or call the function outside of a trace",
+        f"{func} writes to a tensor of size {size} and strides {stride}, some positions of which are the same element",
+        why="eager writes such an element once for each of its positions, in an order that depends on the kernel",
+        hint="write to a copy (`.clone()`), or call the function outside the traced function",
     )
 
 
@@ -232,7 +232,7 @@ def _copy(call: WritingCall) -> bool:
     if not (is_plain_strided(target) and is_plain_strided(source)):
         return _copy_sparse(call)
     if unbacked((*target.size(), *source.size())) and not same(source.size(), target.size()):
-        return False  # the functional variant knows how to broadcast to sizes that only the data tell
+        return False  # the functional variant knows how to broadcast to data-dependent sizes
     execute, value = context.executor.call, context.value(source)
     other = differ(source.size(), target.size())
     if other:

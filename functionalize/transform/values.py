@@ -92,11 +92,11 @@ class ValueExecutor:
             view, op = op, _copy_op(op)
             fake = op is not view and isinstance(args[0], FakeTensor)
             if fake and sized_by_data(args[0], pytree.tree_leaves(args[1:])):
-                # torch's copy ops ask a size that only the data tell, their views do not
+                # torch's copy ops ask a data-dependent size, their views do not
                 copied = self.record_unbacked(view, args[0], args[1:], on_handles(view, args, {}))
                 if copied is not None:
                     return copied
-            if fake and is_symbolic(args[0]):  # also inside of what is kept on kernels in C++
+            if fake and is_symbolic(args[0]):  # also inside what is kept on kernels in C++
                 with enable_python_dispatcher():
                     return self.run(op, args, kwargs)
         if op in _KEEP_OFFSET and is_fake(args[0]) and not _starts_storage(args[0]):
@@ -201,7 +201,7 @@ class ValueExecutor:
         return out, None
 
     def resize_handle(self, handle: torch.Tensor, size: Sequence[Any], kwargs: dict[str, Any]) -> None:
-        """``resize_`` of one of the program's own tensors, spelt out where sizes are symbolic: fake ones refuse it."""
+        """``resize_`` of one of the program's own tensors, decomposed where sizes are symbolic: fake ones refuse it."""
         open_ended = unbacked(tuple(size))
         if not (is_fake(handle) and (self.symbolic or open_ended)):
             on_handles(aten.resize_.default, (handle, list(size)), kwargs)

@@ -150,7 +150,7 @@ class WritingCall:
 
     @cached_property
     def _resizes_by_data(self) -> bool:
-        """Whether an `out=` has a size that only the data tell: kernels that would resize it ask for numbers."""
+        """Whether an `out=` has a data-dependent size: kernels that would resize it ask for numbers."""
         sizes = [size for target in tensor_leaves(self.targets, {}) for size in target.size()]
         return self.row.kind is Kind.OUT and unbacked(sizes)
 
@@ -213,8 +213,8 @@ class WritingCall:
         if not is_plain_strided(handle):
             raise UnsupportedMutationError(
                 f"a resize of a tensor of layout {handle.layout}",
-                why="in a graph only strided tensors can be given another size",
-                hint="build a new tensor of that size",
+                why="in a graph only strided tensors can be resized",
+                hint="allocate a new tensor of that size",
             )
         context, executor = self.context, self.context.executor
         if executor.observed:
@@ -243,8 +243,8 @@ class WritingCall:
         if decided(needed <= held) is False:
             raise UnsupportedMutationError(
                 f"{self.func} resizes its out= beyond the {held} bytes that it shares with other tensors",
-                why="how much the storage grows depends on sizes that only the data tell",
-                hint="compute a new tensor, and copy it to where it belongs",
+                why="the new size of the storage is data-dependent",
+                hint="compute a new tensor, and copy it into the target",
             )
 
     def _refuse_reading(self, handle: torch.Tensor, value: Value) -> None:
@@ -268,8 +268,8 @@ class WritingCall:
     def _overlapping(self, size: Sequence[Any]) -> UnsupportedMutationError:
         return UnsupportedMutationError(
             f"{self.func} resizes its out= to {tuple(size)}, into memory that it reads or writes",
-            why="what eager gives then depends on the order in which its kernel goes through the elements",
-            hint="pass an out= of the right size, or a tensor that shares no memory with the arguments",
+            why="eager's result then depends on the order in which its kernel visits the elements",
+            hint="pass an out= of the right size, or one that shares no memory with the arguments",
         )
 
 
@@ -277,7 +277,7 @@ def _refuse_lost_views(context: FunctionalizationContext, handle: torch.Tensor) 
     """Raise where a fake tensor that has views, and a gradient, is about to get another size."""
     if is_fake(handle) and handle.requires_grad and context.views_beside(handle):
         raise UnsupportedMutationError(
-            "an out= that requires gradients, and of which there are views, gets another size",
-            why="autograd makes the views again of what their tensor has become; gradients of eager fail there",
+            "an out= that requires gradients and has views is resized",
+            why="autograd would replay the views on the resized tensor; eager's gradients fail there",
             hint="pass an out= of the right size, or one that is detached",
         )

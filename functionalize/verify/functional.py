@@ -28,7 +28,7 @@ _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<where>\
 
 
 def source_line(node: Node) -> str | None:
-    """The user's innermost source line of a node, `file:line in function: code`, if tracing recorded it."""
+    """The innermost source line of the user for a node, `file:line in function: code`, if tracing recorded it."""
     frames = list(_FRAME.finditer(node.meta.get("stack_trace") or ""))
     if not frames:
         return None
@@ -37,17 +37,17 @@ def source_line(node: Node) -> str | None:
 
 
 def assert_functional(gm: GraphModule, remove: str = "mutations") -> None:
-    """Raise unless the graph is free of mutations (and, if asked, of views), but for its write-backs.
+    """Raise unless a graph is free of mutations (and optionally of views), except for its write-backs.
 
     Write-backs are `copy_` (and `resize_`, `resize_as_sparse_`, `as_strided_`, `set_`) onto placeholders or lifted
-    attributes at the very end of the graph. Graphs of higher-order operators are judged too, and may not write back.
+    attributes at the end of the graph. Graphs of higher-order operators are checked too, and may not write back.
 
     Args:
-        gm: a graph of ATen operators, as from `make_fx`.
+        gm: a graph of ATen operators, for example from `make_fx`.
         remove: "mutations", or "mutations_and_views" to forbid view operators too.
 
     Raises:
-        NotFunctionalError: lists every offending node with the user's source line.
+        NotFunctionalError: the graph contains such nodes; the message lists each with the user's source line.
         ValueError: `remove` is neither of the two.
 
     Example:
@@ -137,7 +137,7 @@ def _judge(node: Node, remove: str) -> str | None:
     if node.op in ("placeholder", "get_attr", "output"):
         return None
     if node.op != "call_function":
-        return f"{node.op} cannot be judged; trace the function to ATen operators with make_fx first"
+        return f"{node.op} nodes cannot be checked; trace the function to ATen operators with make_fx first"
     if isinstance(node.target, OpOverload):
         return _judge_operator(node, node.target, remove)
     if isinstance(node.target, HigherOrderOperator):
@@ -198,4 +198,4 @@ def _judge_python(target: Any) -> str | None:
         return f"operator.{name} writes into its first argument"
     if module in _SCALAR_MODULES or name.startswith(("sym_", "_sym_", "_check")):
         return None
-    return f"{module}.{name} is no ATen operator and cannot be judged; trace the function with make_fx first"
+    return f"{module}.{name} is not an ATen operator and cannot be checked; trace the function with make_fx first"

@@ -32,32 +32,33 @@ def assert_equivalent(
     rtol: float | None = None,
     atol: float | None = None,
 ) -> GraphModule | None:
-    """Raise unless a transformed function does for the caller what the eager one does.
+    """Raise unless a transformed function behaves like the eager one for its caller.
 
-    Both run on copies of the inputs that share storage as the inputs do, under the same random seed. Compared
-    are values, dtypes and shapes of outputs; values, shapes, strides and gradients of the inputs after the
-    call; which outputs and inputs share storage or are one object; and the type of an exception, of
-    which an error of this package must have eager's text.
+    Both run on copies of the inputs that share storages as the inputs do, with the same random seed. It compares
+    values, dtypes and shapes of outputs; values, shapes, strides and gradients of the inputs after the call; which
+    outputs and inputs share a storage or are the same object; and the types of exceptions. If this package raises the
+    exception, its text must be eager's too.
 
     Args:
-        func: the eager function; its arguments and results are any pytree.
-        *inputs: its arguments.
-        transform: what to hold against eager; `functionalize(func, remove=remove)` unless given.
+        func: the eager function; its arguments and results may be any pytree.
+        *inputs: the arguments.
+        transform: the transform to check (default: `functionalize(func, remove=remove)`).
         remove: for the default transform, and for `assert_functional` on the graph.
         tracing_mode: None to call the transformed function directly; "real", "fake" or "symbolic" to trace
-            it with `make_fx` on one copy, judge the graph with `assert_functional`, and run it on another.
-        strides: compare strides of outputs as well.
-        aliasing: compare aliasing; by default only in direct use: a graph without views returns no aliases.
+            it with `make_fx` on one copy, check the graph with `assert_functional`, and run it on another.
+        strides: whether to compare strides of outputs as well.
+        aliasing: whether to compare aliasing (default: only without tracing, as a graph without views returns no
+            aliases).
         seed: the random seed of every run.
         rtol: as in `torch.testing.assert_close`.
         atol: as in `torch.testing.assert_close`.
 
     Returns:
-        The graph, where one was traced.
+        The graph, if one was traced.
 
     Raises:
-        NotEquivalentError: says what differs.
-        NotFunctionalError: the traced graph is not pure.
+        NotEquivalentError: the functions differ; the message says in what.
+        NotFunctionalError: the traced graph contains mutations.
 
     Example:
         >>> import torch
@@ -228,10 +229,10 @@ def _storage_key(tensor: torch.Tensor) -> int:
 
 
 def clone_inputs(inputs: Any) -> Any:
-    """Copy a pytree of inputs so that tensors which share a storage, or are one object, do so in the copy.
+    """Copy a pytree of inputs: tensors that share a storage, or are the same object, do so in the copy too.
 
     Strides, offsets, conjugate bits, `requires_grad`, gradients and `torch.nn.Parameter` are kept; generators
-    are cloned with their state; other leaves are passed on.
+    are cloned with their state; other leaves are not copied.
     """
     storages: dict[int, torch.UntypedStorage] = {}
     memo: dict[int, Any] = {}

@@ -104,7 +104,7 @@ def test_explain_names_the_exception(spelling: str, capsys: pytest.CaptureFixtur
 @pytest.mark.slow
 def test_explain_of_an_unknown_op_names_those_near(capsys: pytest.CaptureFixture[str]) -> None:
     assert commands.main(["explain", "ad_.Tensor"]) == 1
-    assert "there is no op aten::ad_.Tensor; near it are aten::add_.Tensor" in capsys.readouterr().err
+    assert "there is no operator aten::ad_.Tensor; similar names: aten::add_.Tensor" in capsys.readouterr().err
 
 
 def test_emit_never_imports_torch(tmp_path: Path) -> None:

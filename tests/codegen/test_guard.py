@@ -57,8 +57,8 @@ def test_tables_are_made_once_with_one_notice(
     assert "aten::novel ('functional',)" in made.splitlines()
     (folder,) = cache.iterdir()
     assert notices(caplog) == [
-        f"functionalize ships tables of torch {rows.TORCH_VERSION}; torch unknown is installed, "
-        f"so it made others, in {folder}"
+        f"torch unknown is installed, but functionalize's tables are for torch {rows.TORCH_VERSION}: "
+        f"new tables are generated in {folder}"
     ]
     caplog.clear()
     assert tables._installed_rows() == made
@@ -97,7 +97,7 @@ def test_a_cache_that_cannot_be_written_is_done_without(
     monkeypatch.setenv("LOCALAPPDATA", str(tmp_path / "file"))
     assert "aten::novel ('functional',)" in tables._installed_rows().splitlines()
     (notice,) = notices(caplog)
-    assert "for this process alone" in notice
+    assert "for this process only" in notice
     assert notice.endswith("set XDG_CACHE_HOME to keep them)")
 
 
@@ -107,7 +107,7 @@ def test_a_yaml_that_cannot_be_read_leaves_the_shipped_tables(
     other_torch.functions.write_text("- func: f(Tensor(A) self) -> Tensor\n")
     assert tables._installed_rows() is rows.ROWS
     (notice,) = notices(caplog)
-    assert "cannot make others, so it uses these" in notice
+    assert "cannot be generated, so these are used" in notice
     assert "an alias annotation is" in notice
 
 
@@ -120,7 +120,7 @@ def test_a_torch_without_its_yaml_leaves_the_shipped_tables(
     monkeypatch.setattr(sources, "installed_source", missing)
     assert tables._installed_rows() is rows.ROWS
     (notice,) = notices(caplog)
-    assert notice.endswith("unchecked: torchgen is not installed")
+    assert notice.endswith("the installed version: torchgen is not installed")
 
 
 @pytest.mark.slow

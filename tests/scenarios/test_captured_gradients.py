@@ -517,7 +517,9 @@ def test_a_leaf_of_another_size_is_refused(change: str) -> None:
                 a.t_()
         return a * a
 
-    with pytest.raises(UnsupportedMutationError, match=r"`a`, which requires gradients, gets new metadata(.|\n)*size"):
+    with pytest.raises(
+        UnsupportedMutationError, match=r"`a`, which requires gradients, changes its size, strides or memory(.|\n)*size"
+    ):
         capture(func, (torch.ones(ROWS, requires_grad=True),))
 
 
@@ -533,7 +535,7 @@ def test_an_expanded_input_that_another_overlaps_is_refused_and_the_advice_helps
         return x[:1].expand(4), x[:3]
 
     inputs = tuple(given(torch.ones(LINE) * leaf().float()))
-    with pytest.raises(UnsupportedMutationError, match="pass what it was expanded from"):
+    with pytest.raises(UnsupportedMutationError, match="pass the tensor before expand"):
         capture(func, inputs)(*inputs)
     check(advised, (LINE,), lambda x: (x[:1], x[:3]), "mutations_and_views")
 

@@ -1,7 +1,7 @@
-"""An exported program by the core ATen set: what torch's own decompositions leave is spelt out, until the set has it.
+"""An exported program by the core ATen set: what torch's own decompositions leave is decomposed, until the set has it.
 
-Invariant: what can be spelt out has torch's tag ``core``. Limits: operators that neither torch's decompositions nor its
-composites nor ours take apart, and those whose sizes only the data tell, stay; bodies of higher-order operators are
+Invariant: what can be decomposed has torch's tag ``core``. Limits: operators that neither torch's decompositions nor
+its composites nor ours decompose, and those with data-dependent sizes, stay; bodies of higher-order operators are
 torch's.
 """
 
@@ -22,12 +22,12 @@ from functionalize.backends.own_decompositions import DIFFERING
 
 
 def in_core(exported: ExportedProgram) -> ExportedProgram:
-    """The same program, spelt out."""
+    """The same program, decomposed."""
     return _spelt_out(exported, _is_core)
 
 
 def without_differing(exported: ExportedProgram, further: Set[Any] = frozenset()) -> ExportedProgram:
-    """The same program, where what torch takes apart into something else is spelt out by ours; ``further``, too."""
+    """The same program, where what torch decomposes into something else is decomposed by ours; ``further``, too."""
     return _spelt_out(exported, lambda node: node.target not in DIFFERING | further)
 
 

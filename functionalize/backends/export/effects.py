@@ -29,12 +29,12 @@ from functionalize.runtime.state_walk import StateWalk, joined
 from functionalize.runtime.undoing import to_the_end
 
 _OF_STATE = (
-    "an exported program has tensors of fixed sizes for its state, and no Python objects",
+    "the state of an exported program consists of tensors of fixed sizes, without Python objects",
     "keep it in a tensor of a fixed size (register_buffer), or return it",
 )
 _OF_ARGUMENTS = (
-    "an exported program gives new values to the tensors of its arguments, and leaves their containers as they are",
-    "leave the container as it is, return what is new, and change it outside",
+    "an exported program can write to the tensors of its arguments, but not change their containers",
+    "return the new values, and change the container outside the program",
 )
 
 
@@ -46,8 +46,8 @@ class Rebinding:
     value: GraphValue
 
 
-class StandIns:
-    """A maker of what a call leaves and returns, with stand-ins for tensors and numbers."""
+class Substitutes:
+    """A maker of what a call leaves and returns, with substitutes for tensors and numbers."""
 
     def __init__(self, call: ExampleCall) -> None:
         metadata = call.program.metadata
@@ -98,8 +98,8 @@ class EffectReader:
     def __init__(self, call: ExampleCall) -> None:
         self._metadata: ProgramMetadata = call.program.metadata
         self._of_caller, self._reasons = call.containers_of_caller, _OF_STATE
-        self._stand_ins = StandIns(call)
-        inputs = self._stand_ins.inputs
+        self._substitutes = Substitutes(call)
+        inputs = self._substitutes.inputs
         self._numbers = {id(value): number for number, value in reversed(list(enumerate(inputs)))}
         self._slots = [(n, e.slot) for n, e in enumerate(self._metadata.inputs) if isinstance(e.slot, NumberSlot)]
         self._left: dict[Place, torch.Tensor] = {}  # what a call leaves at a place
@@ -108,31 +108,31 @@ class EffectReader:
         self.causes: list[str] = []
         for effect in self._metadata.side_effects:
             self._read(effect)
-        places = SharedPlaces(call, self._left, self._stand_ins.of_marker) if self.rebindings else None
+        places = SharedPlaces(call, self._left, self._substitutes.of_marker) if self.rebindings else None
         self.parted = [] if places is None else places.parted
         self.mixed = [] if places is None else places.causes  # causes as well
         self.causes += self.mixed
 
     def _read(self, effect: SideEffect) -> None:
-        states = self._stand_ins.states
+        states = self._substitutes.states
         container = list(states[effect.state].containers.values())[effect.container][0]
         self._reasons = _OF_ARGUMENTS if effect.state and id(container) in self._of_caller else _OF_STATE
         if effect.last and effect.order:
-            self._refuse(effect.path, "a dict whose entries are in another order after each call")
+            self._refuse(effect.path, "a dict whose entries change their order in each call")
         if effect.adds:
             self._refuse(effect.path, "a list that gets longer with each call")
             return
         for key in effect.removed:
-            self._refuse(joined(effect.path, key), "what is taken out of a container")
+            self._refuse(joined(effect.path, key), "an entry that a call removes from its container")
         now = copy_of(container)
         if not isinstance(container, MAPPINGS):
-            items = [self._stand_ins.made(item) for item in effect.entries.values()]
+            items = [self._substitutes.made(item) for item in effect.entries.values()]
             if len(items) != len(now):
-                self._refuse(effect.path, "a container of another length after each call")
+                self._refuse(effect.path, "a container whose length changes in each call")
                 return
             changes = list(zip(range(len(now)), now, items, strict=True))
         else:
-            made = [(self._stand_ins.made(key), self._stand_ins.made(part)) for key, part in effect.entries.items()]
+            made = [(self._substitutes.made(key), self._substitutes.made(part)) for key, part in effect.entries.items()]
             changes = [(key, now.get(key, ABSENT), item) for key, item in made]
         for key, before, after in changes:
             self._compare(container, key, before, after, joined(effect.path, key))
@@ -145,7 +145,7 @@ class EffectReader:
             self._refuse(path, "an entry that a call adds")
             return
         if len(old.tensors) != len(new.tensors) or len(old.constants) != len(new.constants):
-            self._refuse(path, "an object that is built otherwise before a call and after it")
+            self._refuse(path, "an object whose structure changes in a call")
             return
         for one, other in zip(old.tensors, new.tensors, strict=True):
             where = (container, key) if one.container is holder else (one.container, one.key)
@@ -160,21 +160,21 @@ class EffectReader:
         number = self._numbers.get(id(before))
         if before is after:
             return
-        value = self._stand_ins.of_marker.get(id(after))
+        value = self._substitutes.of_marker.get(id(after))
         if value is None:
             other = self._numbers.get(id(after))
             aliases = enumerate(self._metadata.outputs)
             kind = AliasKind.INPUT
             value = next((GraphValue(alias=n) for n, a in aliases if a.kind is kind and a.input == other), None)
         if number is None or value is None or value.alias is None:
-            self._refuse(path, "a tensor that the graph does not know before the call")
+            self._refuse(path, "a tensor that is not an input of the graph")
             return
         layout = self._metadata.outputs[value.alias].layout
         known = self._metadata.layouts_before.get(number)
         size = tuple(before.size()) if known is None else tuple(known.size)
         if tuple(layout.size) != size or layout.dtype != before.dtype:
             was, now = f"{list(size)} of {before.dtype}", f"{list(layout.size)} of {layout.dtype}"
-            self._refuse(path, f"a tensor that grows, or changes its dtype: from {was} to {now}")
+            self._refuse(path, f"a tensor whose size or dtype changes: from {was} to {now}")
             return
         self.rebindings.append(Rebinding(number, value))
 
@@ -199,13 +199,13 @@ class EffectReader:
 
 def changed_entries(call: ExampleCall) -> Iterator[SideEffect]:
     """The side effects of a program whose entries are no longer, or not yet, as it found them."""
-    stand_ins = StandIns(call)
+    substitutes = Substitutes(call)
     for effect in call.program.metadata.side_effects:
-        container = list(stand_ins.states[effect.state].containers.values())[effect.container][0]
+        container = list(substitutes.states[effect.state].containers.values())[effect.container][0]
         now = copy_of(container)
         for name, before in effect.before.items():
-            key = stand_ins.made(name)
+            key = substitutes.made(name)
             found = now.get(key, ABSENT) if isinstance(now, dict) else (now[key] if key < len(now) else ABSENT)
-            if not before.is_found(found, stand_ins.states):
+            if not before.is_found(found, substitutes.states):
                 yield effect
                 break

@@ -62,7 +62,7 @@ class ExampleCall:
 
     @functools.cached_property
     def containers_of_caller(self) -> set[int]:
-        """The identities of the containers that each call gets anew: those of arguments which are not bound."""
+        """The identities of the containers that each call gets new: those of arguments which are not bound."""
         bound = StateWalk()
         for leaf in self.leaves:
             bound.walk([leaf], 0, "")
@@ -79,10 +79,13 @@ class ExampleCall:
             first, names = leaf.path.partition("_")[0], self.program.capture.convention.names
             name = names[int(first)] if first.isdecimal() and int(first) < len(names) else leaf.path
             raise UnsupportedProgramError(
-                f"the argument `{name}`, an object of a class that pytrees do not know, is gone",
-                why="a captured program does not keep its arguments, and this one becomes state of what is exported",
-                hint="keep the object until the program is exported; of a class that has no weak references, as "
-                "types.SimpleNamespace, pass a dict instead",
+                f"the argument `{name}`, an object of a class that is not registered with pytree, no longer exists",
+                why=(
+                    "a captured program does not keep its arguments alive, and this one becomes state of the "
+                    "exported program"
+                ),
+                hint="keep the object alive until the program is exported; for a class without weak references, "
+                "such as types.SimpleNamespace, pass a dict instead",
             )
         return value
 
@@ -150,9 +153,9 @@ def no_memory_beyond() -> Iterator[None]:
         if "out of bounds for storage" not in str(error):
             raise
         raise UnsupportedProgramError(
-            "the program reads memory of an argument's storage that the argument does not show",
-            why="to be exported it is captured once more, with arguments that lie in no larger memory",
-            hint="pass a tensor that shows that memory, and take the view of it",
+            "the program reads memory of an argument's storage outside the argument",
+            why="for the export, the program is captured again with arguments that fill their storages",
+            hint="pass a tensor that covers that memory, and make the view inside the program",
             at=decisive_line(error),
         ) from error
 

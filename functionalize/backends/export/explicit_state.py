@@ -56,7 +56,7 @@ def _refuse_written_arguments(signature: ExportGraphSignature) -> None:
         causes = [
             UnsupportedExportError.cause(
                 f"the program writes to its argument `{name}`",
-                why="with explicit state it writes nothing, and gives new values of its state alone",
+                why="with explicit state, an exported program writes nothing: it returns only new values of its state",
                 hint="clone it in the program, and return the new value",
             )
             for name in written

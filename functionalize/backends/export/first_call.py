@@ -1,7 +1,7 @@
 """Whether a program of later calls, begun with zeros, does in its first call what the program of the first call does.
 
 Both are run once as they were captured, on arguments of random numbers, and compared in all that they give and leave:
-what is exported may round otherwise than they do, but they round alike.
+what is exported may round differently, but they round alike.
 
 Invariant: no state of the program's is touched. Limits: what is equal for these numbers is taken to be equal.
 """
@@ -40,13 +40,13 @@ def check_first_call(found: Exportable, to: str) -> None:
         with torch.no_grad():
             one, other = _Run(first, first.inputs), _Run(later, found.inputs, found.effects.rebindings)
     except _FailsError as error:
-        what = f"the first call decides by its data, and fails for others than those of the capture: {error}"
+        what = f"the first call branches on tensor values, and fails for data other than that of the capture: {error}"
         raise _refusal(to, what) from error
     _refuse_first_alone(first.program, later.program, to)
     for decision in later.program.metadata.graph.of_forward:
         value = other.results[decision.output]
         if not (same_answer(value, decision.answer) or _decided(first, one, decision, value)):
-            raise _refusal(to, f"the first call decides otherwise than later ones: {decision}")
+            raise _refusal(to, f"the first call takes another branch than later calls: {decision}")
     pairs = [*zip(one.leaves, other.leaves, strict=True)]
     for number, output in found.made.items():
         pairs.append((one.value(GraphValue(alias=output)), other.after.get(number, found.inputs[number])))
@@ -59,9 +59,11 @@ def check_first_call(found: Exportable, to: str) -> None:
         return
     made = [f"`{later.program.metadata.inputs[number].target}`" for number in sorted(found.made)]
     if not made:
-        raise _refusal(to, "the first call does something else than later calls do")
+        raise _refusal(to, "the first call computes something else than later calls")
     what = f"{', '.join(made[:3])}{', ...' if len(made) > 3 else ''}"
-    raise _refusal(to, f"the first call makes {what}, and does something else than later calls do with zeros there")
+    raise _refusal(
+        to, (f"the first call creates {what}, and computes something else than later calls do with zeros instead")
+    )
 
 
 def _decided(first: ExampleCall, run: _Run, decision: Decision, value: Any) -> bool:
@@ -84,14 +86,14 @@ def _refuse_first_alone(first: Specialization, later: Specialization, to: str) -
         behind = nodes_behind([results[decision.output]])
         lines[decision.location] -= 1
         if lines[decision.location] < 0 and any(node in data or is_random(node) for node in behind):
-            raise _refusal(to, f"the first call decides by its data, which later ones do not: {decision}")
+            raise _refusal(to, f"the first call branches on tensor values where later calls do not: {decision}")
 
 
 def _refusal(to: str, what: str) -> UnsupportedExportError:
     cause = UnsupportedExportError.cause(
         what,
-        why="an exported program is one for all calls",
-        hint="call the program once, and export it then",
+        why="an exported program is the same for all calls",
+        hint="call the program once before the export",
     )
     return UnsupportedExportError(to, [cause])
 

@@ -38,8 +38,8 @@ from functionalize.tracing.metas import METAS
 aten = torch.ops.aten
 _UNSEEN = ("profiler",)  # operators that only measure
 _SIZES_STAY = (
-    "its tensors are written as they are: no backend's inputs change their size, strides or memory",
-    "copy into a tensor of the final size, or return the new tensor",
+    "an exported program can write elements of its inputs, but not change their size, strides or memory",
+    "copy into a tensor of the final size, or return a new tensor",
 )
 
 
@@ -62,7 +62,9 @@ class ExportGraph:
             pattern = found.program.capture.guards.aliasing
             self._graph, unseen = with_shared_memory(self._graph, self._metadata, pattern)
             for what, why in (*unseen, *unlike_memory(self._metadata, pattern)):
-                self._refuse(what, why, "keep one tensor of all of the memory, and take views of it inside")
+                self._refuse(
+                    what, why, ("keep one tensor that covers the memory, and make views of it inside the program")
+                )
         self.arguments = Arguments(found.call)
         self.causes += [*self.arguments.causes, *found.effects.causes]
         self.inputs = ExportInputs(found, self.arguments)
@@ -146,28 +148,29 @@ class ExportGraph:
         for label in arguments_with_gradients(self._metadata):
             self._refuse(
                 f"the program leaves a gradient at {label}",
-                "the arguments of an exported program have none: it would get lost",
+                "the arguments of an exported program have no gradients, so the gradient would be lost",
                 "return the gradient (torch.autograd.grad)",
             )
         for number, _ in self._metadata.requiring:
             self._refuse(
                 f"the program changes whether {inputs[number].label} requires gradients",
-                "tensors of an exported program have no such switch",
+                "an exported program cannot change requires_grad",
                 "set it before the program is captured",
             )
         for name, value in self.found.program.capture.set_in_torch.items():
             self._refuse(
                 f"the program sets the {name} to {value}",
-                "an exported program sets nothing in torch",
-                "set it before the program is called, or put a mode back before the program ends",
+                "an exported program cannot change settings of torch",
+                "set it before the program is called, or restore it before the program ends",
             )
 
     def _check_state_among_arguments(self) -> None:
         inputs = self._metadata.inputs
         for number in {one.input for one in self.found.effects.rebindings} & self.inputs.passed.keys():
             self._refuse(
-                f"the program puts another tensor in the place of {inputs[number].label}, which is passed as well",
-                "what is passed counts for both, and is not the exported program's to replace",
+                f"the program replaces {inputs[number].label} by another tensor, but this tensor is also passed as "
+                "an argument",
+                "an exported program cannot replace its arguments, and here state and argument are the same tensor",
                 "capture with a copy as the argument",
             )
         entries = {entry.name: entry for entry in inputs}
@@ -178,8 +181,8 @@ class ExportGraph:
             if arguments and state_names:
                 self._refuse(
                     f"{arguments[0]} shares memory with {state_names[0]}, and the program writes",
-                    "an exported program has state of its own, in other memory",
-                    "pass a copy, or reach the tensor as state alone",
+                    "an exported program has its own copy of the state",
+                    "pass a copy, or use the tensor only as state",
                 )
 
     def _refused(self, mutation: InputMutation) -> str | None:
@@ -187,7 +190,7 @@ class ExportGraph:
         if mutation.layout is not None:
             return "writes memory beyond"
         if mutation.overlaps or mutation.after:
-            return "writes positions that share one element of"
+            return "writes to positions that share memory in"
         name = self._metadata.inputs[mutation.input].name
         replaced = is_replaced(mutation, self._metadata)
         if replaced and self.inputs.is_argument(name):  # the caller's very tensor
@@ -195,7 +198,7 @@ class ExportGraph:
             replaced = layouts[0].stride == layouts[1].stride
         shared = any(name in group for group in self.found.program.recorded.shared)
         if mutation.metadata and (shared or not replaced):
-            return "changes the size, the strides or the memory of"
+            return "changes the size, strides or memory of"
         return None
 
     def _refuse(self, what: str, why: str, hint: str, at: object = None) -> None:
@@ -265,26 +268,26 @@ class ExportGraph:
         kept = any(entry.kind.name == "PARAMETER" or entry.gradient_of is not None for entry in written)
         return bool(self._metadata.gradients) or kept
 
-    # What the data decide
+    # Branches on tensor values
 
     def _decide(self) -> None:
-        """Assert what the program decided by its data."""
+        """Assert the branches on tensor values that the program took."""
         for decision in self._metadata.graph.of_forward:
             value = self._results[decision.output]
             if not isinstance(value, Node):
                 if not same_answer(value, decision.answer):
                     self._refuse(
-                        f"the program decides otherwise now than when it was captured ({decision.answer!r})",
+                        f"the program now takes another branch than when it was captured ({decision.answer!r})",
                         "a number of its state has changed since",
-                        "call the program once, or capture it again",
+                        "call the program once before the export, or capture it again",
                         decision.location,
                     )
                 continue
             if "val" not in value.meta:
                 self._refuse(
-                    f"the program decides by a {type(decision.answer).__name__} number",
-                    "torch's graphs have no such numbers, to assert what it is",
-                    "decide by the real and imaginary parts, by themselves",
+                    f"the program branches on a {type(decision.answer).__name__} number",
+                    "torch's graphs have no such numbers, so its value cannot be asserted",
+                    "branch on the real and the imaginary part separately",
                     decision.location,
                 )
                 continue
@@ -347,8 +350,9 @@ class ExportGraph:
             else:
                 self._refuse(
                     f"the program returns an object of class {type(leaf).__name__}",
-                    "the results of an exported program are tensors, numbers, and containers that pytrees know",
-                    "return its tensors, or register its class by torch.export.register_dataclass or "
+                    "the results of an exported program are tensors, numbers, and containers that are registered "
+                    "with pytree",
+                    "return its tensors, or register its class with torch.export.register_dataclass or "
                     "torch.utils.pytree",
                 )
 

@@ -24,7 +24,10 @@ _FORMATS = (torch.contiguous_format, torch.channels_last, torch.channels_last_3d
 _FORMAT, _OFFSET, _STRIDE = aten.is_contiguous.memory_format, aten.sym_storage_offset.default, aten.sym_stride.int
 _METADATA = aten._assert_tensor_metadata.default
 ADDRESSING = {aten.as_strided.default, aten.as_strided_copy.default, aten.as_strided_scatter.default}
-_WHY = "the program asks how its arguments lie in memory, or writes what is a view or a copy by that"
+_WHY = (
+    "the program reads the strides of its arguments, or calls an operator whose result is a view or a copy "
+    "depending on them"
+)
 Look = tuple[str, Any]  # an argument's name; a memory format, an offset, or strides
 
 
@@ -57,7 +60,7 @@ def assert_arguments(graph: Graph, argument: Node, begin: int | None, *, layout:
             _assert(graph, _call(graph, operator.eq, (found, step), True), f"had the stride {step} in dimension {dim}")
     else:
         yield UnsupportedExportError.cause(
-            f"`{argument.name}` has sizes that may differ, and is in no memory format",
+            f"`{argument.name}` has dynamic sizes, and strides of no memory format",
             why=_WHY,
             hint="capture with a contiguous tensor, or call .contiguous() before the program",
         )
@@ -125,7 +128,8 @@ def _assert(graph: Graph, condition: Node, what: str) -> None:
     of: Any = condition.args[0]
     name = (of.args[0] if of.target in (_OFFSET, _STRIDE) else of).name
     message = (
-        f"the argument `{name}` lies otherwise in memory than at the capture, where it {what}\n    why  {_WHY}\n"
-        "    try  pass a tensor that lies so (.contiguous()), or capture again"
+        f"the argument `{name}` has another memory layout than at the capture, where it {what}\n"
+        f"    why  {_WHY}\n"
+        "    try  pass a tensor with that layout (.contiguous()), or capture again"
     )
     _call(graph, aten._assert_scalar.default, (condition, message), None)

@@ -1,4 +1,4 @@
-"""Numbers that the data tell, computed with as tensors without dimensions: no backend has symbols that are no sizes.
+"""Data-dependent numbers, computed with as tensors without dimensions: no backend has symbols that are no sizes.
 
 An optimizer asks its step (`1 - beta ** step.item()`), and goes on with a Python number. Here that is a float64 tensor,
 as precise; an operator that takes the number takes the tensor.

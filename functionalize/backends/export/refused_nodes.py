@@ -19,14 +19,14 @@ from functionalize.runtime.specialization import Recorded
 
 Refusal = tuple[str, str, str, str]
 _GRADIENT_OF_RESULT = (
-    "the program leaves a gradient at a tensor that it makes",
-    "results of an exported program have none",
+    "the program leaves a gradient on a tensor that it creates",
+    "the results of an exported program have no gradients",
     "return the gradient itself",
 )
 _ASKED_VERSION = (
-    "the program asks for the version of a tensor",
-    "what counts writes in an engine, if anything does, is no part of a graph",
-    "count in an attribute of your own",
+    "the program reads the version of a tensor",
+    "a graph has no operator that counts writes",
+    "count the writes in an attribute of your own",
 )
 
 
@@ -49,7 +49,7 @@ def refused_layouts(graph: Graph) -> list[Refusal]:
         if layout is not None:
             verb = "takes" if node.op == "placeholder" else "makes"
             what = f"the program {verb} a tensor of layout {layout}"
-            why, hint = "an exported program has strided tensors alone", "compute with dense tensors (to_dense())"
+            why, hint = "an exported program has only strided tensors", "compute with dense tensors (to_dense())"
             found[what, why, hint, _line(node)] = None
     return list(found)
 
@@ -66,8 +66,8 @@ def _functions(graph: Graph) -> Iterator[Refusal]:
             continue
         if not on_numbers(node.target):
             yield (
-                f"the program computes {node.target.__name__} of a number that the data tell",
-                "torch's graphs have no such function of numbers",
+                f"the program computes {node.target.__name__} of a data-dependent number",
+                "torch's graphs have no such function for numbers",
                 "compute it on the tensor, without .item()",
                 _line(node),
             )
@@ -79,8 +79,8 @@ def _draws_from_generators(graph: Graph, root: torch.nn.Module) -> Iterator[Refu
         for user in node.users if node.target is anew or isinstance(attribute, torch.Generator) else ():
             if user.target is not anew:
                 yield (
-                    "the program draws random numbers from a generator of its own",
-                    "an exported program holds no generators",
-                    "draw from the default generator of torch",
+                    "the program draws random numbers from its own generator",
+                    "an exported program cannot hold generators",
+                    "draw from torch's default generator",
                     line_of_trace(user.stack_trace),
                 )

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from functionalize._torch import pytree
-from functionalize.backends.export.effects import StandIns, applied
+from functionalize.backends.export.effects import Substitutes, applied
 from functionalize.backends.export.example_call import ExampleCall
 from functionalize.backends.export.shared_places import GraphValue
 from functionalize.backends.export.state import CONSTANTS
@@ -40,23 +40,23 @@ class Returned:
 
 def returned(call: ExampleCall) -> Returned:
     """What one program returns."""
-    stand_ins, metadata = StandIns(call), call.program.metadata
-    inputs = {id(value): n for n, value in reversed(list(enumerate(stand_ins.inputs)))}
-    with applied(metadata.side_effects, stand_ins.states, stand_ins.maker):
-        made = [stand_ins.made(part) for part in metadata.results]
+    substitutes, metadata = Substitutes(call), call.program.metadata
+    inputs = {id(value): n for n, value in reversed(list(enumerate(substitutes.inputs)))}
+    with applied(metadata.side_effects, substitutes.states, substitutes.maker):
+        made = [substitutes.made(part) for part in metadata.results]
         try:
             leaves, spec = pytree.tree_flatten(_in_nodes(pytree.tree_unflatten(made, metadata.spec)))
         except RecursionError as error:
             raise UnsupportedProgramError(
-                "the program returns a container that holds itself",
-                why="the results of an exported program are nested, and nests end somewhere",
+                "the program returns a container that contains itself",
+                why="the results of an exported program are finite nested containers",
                 hint="return its tensors",
                 at="what it returns",
             ) from error
 
     def meaning(leaf: Any) -> Any:
         known = isinstance(leaf, torch.Tensor) and id(leaf) in inputs
-        return InputTensor(inputs[id(leaf)]) if known else stand_ins.of_marker.get(id(leaf), leaf)
+        return InputTensor(inputs[id(leaf)]) if known else substitutes.of_marker.get(id(leaf), leaf)
 
     return Returned(list(map(meaning, leaves)), spec)
 

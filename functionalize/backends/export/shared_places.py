@@ -68,9 +68,11 @@ class SharedPlaces:
         causes = []
         for n, slot in enumerate(self._slots):
             if before[n] in written and together[0][before[n]] != together[1][after[n]]:
-                causes.append(_cause(slot, "the program writes to it: a write is to all places that share the memory"))
+                causes.append(
+                    _cause(slot, ("the program writes to it, and a write changes all tensors that share the memory"))
+                )
         gradients = [slot for slot in self.parted if slot.get().requires_grad]
-        return causes + [_cause(slot, "gradients flow to the tensor that was there") for slot in gradients]
+        return causes + [_cause(slot, "gradients flow to the tensor from before the call") for slot in gradients]
 
     def _written(self) -> list[int]:
         numbers = {one.input for one in self._metadata.mutations}
@@ -100,8 +102,8 @@ def _alike(values: Sequence[Any]) -> dict[Any, list[int]]:
 
 def _cause(slot: Slot, why: str) -> str:
     return UnsupportedExportError.cause(
-        f"`{slot.path}` shares memory with other places of the state before a call, and with others after it",
+        f"`{slot.path}` shares memory with other tensors of the state after a call than before it",
         why=why,
-        hint="begin with a tensor for each place (clone) and give each its own, or call the program once and export "
-        "it then",
+        hint="begin with separate tensors (clone) and assign separate tensors, or call the program once before the "
+        "export",
     )

@@ -121,10 +121,10 @@ def _joined(path: Sequence[Any]) -> str:
 
 def _nested(path: Sequence[Any]) -> str:
     return UnsupportedExportError.cause(
-        f"the argument `{_joined(path[1:])}` holds an object of a class that pytrees do not know",
-        why="the arguments of an exported program are tensors, numbers, and containers of these",
-        hint="pass it by itself (its tensors become state of the exported program), or register its class by "
-        "torch.export.register_dataclass or torch.utils.pytree",
+        f"the argument `{_joined(path[1:])}` contains an object of a class that is not registered with pytree",
+        why="the arguments of an exported program are tensors, numbers, and containers of them",
+        hint="pass it as a separate argument (its tensors become state of the exported program), or register its "
+        "class with torch.export.register_dataclass or torch.utils.pytree",
     )
 
 

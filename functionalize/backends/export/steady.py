@@ -152,11 +152,11 @@ def _known_number(slot: NumberSlot) -> Any:
         said = "not there" if now is ABSENT else repr(now)
         what = f"`{slot.path}` is {said} before the first call, and {_article(slot.kind)} after it"
         if type(now) is slot.kind:
-            what = f"the first call changes how many numbers there are beside `{slot.path}`"
+            what = f"the first call changes the length of the list or tuple that contains `{slot.path}`"
         raise UnsupportedProgramError(
             what,
-            why="what is exported keeps such numbers as tensors of one dtype, from before its first call on",
-            hint=f"call the program once, and export it then; or begin with {_article(slot.kind)} in each place",
+            why="an exported program keeps such a number as a tensor of one dtype from the start",
+            hint=f"call the program once before the export, or initialize it with {_article(slot.kind)}",
             at="the program's state",
         ) from error
 
@@ -207,7 +207,7 @@ def _after_first(call: ExampleCall) -> Iterator[dict[int, int]]:
 
 
 def _on_state(call: ExampleCall, states: Sequence[Any]) -> list[SideEffect]:
-    """What a call leaves for the next one: not in the containers of its arguments, which each call gets anew."""
+    """What a call leaves for the next one: not in the containers of its arguments, which each call gets new."""
     containers = [[id(one) for one, _ in state.containers.values()] for state in states]
     effects = call.program.metadata.side_effects
     return [one for one in effects if containers[one.state][one.container] not in call.containers_of_caller]

@@ -1,4 +1,4 @@
-"""Exported programs taken apart by torch, operator by operator; what it cannot take apart is refused.
+"""Exported programs decomposed by torch, operator by operator; what it cannot decompose is refused.
 
 Invariant: an error names the operator, and the user's line; sizes that may differ still do so afterwards. Limits: those
 of torch's decompositions.
@@ -21,7 +21,7 @@ from functionalize.errors import UnsupportedExportError
 
 
 def taken_apart(program: ExportedProgram, table: Mapping[Any, Callable[..., Any]] | None, to: str) -> ExportedProgram:
-    """The program, with the operators of a table taken apart; without a table, to the core ATen set.
+    """The program, with the operators of a table decomposed; without a table, to the core ATen set.
 
     Raises:
         UnsupportedExportError: torch's decomposition of an operator asks what only the data tell.
@@ -36,9 +36,9 @@ def taken_apart(program: ExportedProgram, table: Mapping[Any, Callable[..., Any]
         name = str(error).partition("While executing %")[2].split(" ")[0]
         node = next((node for node in program.graph.nodes if node.name == name), None)
         cause = UnsupportedExportError.cause(
-            f"torch cannot take {name or 'the program'} apart" + ("" if node is None else f", {node.target}"),
+            f"torch cannot decompose {name or 'the program'}" + ("" if node is None else f", {node.target}"),
             why=str(error).split("\n", maxsplit=1)[0],
-            hint="compute it otherwise",
+            hint="use other operators",
             at=None if node is None else user_line(node),
         )
         raise UnsupportedExportError(to, [cause]) from error
@@ -46,10 +46,10 @@ def taken_apart(program: ExportedProgram, table: Mapping[Any, Callable[..., Any]
 
 @contextlib.contextmanager
 def sizes_stay_free(program: ExportedProgram, to: str) -> Iterator[None]:
-    """While a program is taken apart whose sizes may differ: the trace says afterwards which of them no longer do.
+    """While a program is decomposed whose sizes may differ: the trace says afterwards which of them no longer do.
 
     Raises:
-        UnsupportedExportError: what an operator was taken apart into is right for one size.
+        UnsupportedExportError: what an operator was decomposed into is right for one size.
     """
     looks = {node.name: node.meta.get("val") for node in program.graph.find_nodes(op="placeholder")}
     sizes = {name: enumerate(look.size()) for name, look in looks.items() if isinstance(look, torch.Tensor)}
@@ -57,9 +57,9 @@ def sizes_stay_free(program: ExportedProgram, to: str) -> Iterator[None]:
     yield
     causes = [
         UnsupportedExportError.cause(
-            f"dimension {dim} of `{name}` may differ, and taken apart the program is right for {settled(size)} alone",
-            why="an operator is spelt out by as many steps as that size has",
-            hint="capture it for one size (without dynamic_shapes for that dimension, or with Dim.STATIC)",
+            f"dimension {dim} of `{name}` is dynamic, but the decomposed program supports only {settled(size)}",
+            why="an operator is decomposed into one step for each element of that dimension",
+            hint="capture the program for one size (without dynamic_shapes for that dimension, or with Dim.STATIC)",
         )
         for name, dim, size in free
         if not _is_free(size)

@@ -51,14 +51,14 @@ def with_own_gradients(
     ``captured``: what it was made of. ``ending``: the lines where the user's program ends gradients, if it is another.
     """
     if ending is not None:
-        what = "a program that ends gradients on its own, and changes Python objects"
+        what = "a program that stops gradients itself and changes Python objects"
         return _undifferentiable(program.run, ending, what) if ending else program.run
     if not program.stopped:
         return program.run
     try:
         backward = _Backward.of(program, captured)
     except (_NoBackwardError, RuntimeError, InputMismatchError) as error:  # ours, and those of operators
-        return _undifferentiable(program.run, program.stopped, f"a program that ends gradients on its own: {error}")
+        return _undifferentiable(program.run, program.stopped, f"a program that stops gradients itself: {error}")
     run = jax.custom_vjp(program.run)
     run.defvjp(lambda state, inputs: (program.run(state, inputs), (state, inputs)), backward)
     return run
@@ -69,10 +69,10 @@ def _undifferentiable(function: Callable[..., Any], lines: Sequence[str], what: 
 
     def refuse(*_: Any) -> Any:
         raise UnsupportedProgramError.of_causes(
-            f"JAX differentiates {what}",
-            [(line, "torch's gradients end here, and JAX's would go on: the graph does not show it") for line in lines],
-            "take the gradients in torch, inside of what is captured (loss.backward(), torch.func.grad); or, to "
-            "differentiate what the graph computes, capture under torch.no_grad()",
+            f"JAX cannot differentiate {what}",
+            [(line, "torch stops the gradient here, but JAX would not: the graph does not show it") for line in lines],
+            "compute the gradients in torch, inside the captured program (loss.backward(), torch.func.grad); or, to "
+            "differentiate the graph as it is, capture under torch.no_grad()",
         )
 
     guarded.defjvp(refuse)
@@ -89,7 +89,7 @@ class _Backward:
         self._run = _undifferentiable(
             lambda state, inputs, cotangents: program(state, inputs, cotangents)[1],
             forward.stopped,
-            "a program twice that ends gradients on its own: its gradients have none themselves",
+            "a program that stops gradients itself a second time: its first derivatives are not differentiable",
         )
 
     @classmethod
@@ -113,7 +113,7 @@ class _Backward:
             backward = captured.captured_again([examples, zeros], {}, function=function)
             program = ArrayProgram(backward.specialization, forward.backend)
         if _draws(forward) != _draws(program):
-            raise _NoBackwardError("with its backward it draws other random numbers")
+            raise _NoBackwardError("its backward draws other random numbers")
         return cls(forward, ends, program)
 
     def __call__(self, saved: tuple[State, Inputs], given: Values) -> tuple[State, Inputs]:
@@ -201,11 +201,11 @@ def _checked(forward: ArrayProgram, found: Specialization) -> Nest:
     shared = {number for at, one in pairs for number in (at, one.first)}
     sizes = [node.meta.get("val") for node in found.recorded.graph.nodes]
     for stands, why in (
-        (forward.decides, "it decides by data"),
+        (forward.decides, "it branches on tensor values"),
         (metadata.gradients, "it leaves gradients"),
-        (nest is None or any(isinstance(part, Recipe) for part in metadata.results), "it takes or gives objects"),
+        (nest is None or any(isinstance(part, Recipe) for part in metadata.results), "it takes or returns objects"),
         (argument & shared, "arguments share memory"),
-        (any(isinstance(value, torch.Tensor) and is_symbolic(value) for value in sizes), "its sizes are symbols"),
+        (any(isinstance(value, torch.Tensor) and is_symbolic(value) for value in sizes), "its sizes are dynamic"),
     ):
         if stands:
             raise _NoBackwardError(why)
@@ -248,7 +248,7 @@ def _names(forward: ArrayProgram, program: ArrayProgram) -> Mapping[str, str]:
         if entry.slot is not None:
             tensor = None if isinstance(entry.slot, NumberSlot) else entry.slot.found()
             if id(tensor) not in known:
-                raise _NoBackwardError(f"its backward reads `{name}`, which it does not read itself")
+                raise _NoBackwardError(f"its backward reads `{name}`, but its forward does not")
             found[name] = known[id(tensor)]
     return found
 

@@ -26,7 +26,10 @@ Arrays = Mapping[str, Any]
 def write_two(path: Path, program: bytes, state: Arrays) -> None:
     """Write the program to ``path``, and the state beside it."""
     if path.suffix == ".npz":
-        raise ValueError(f"{path} is where the first state goes: give the program another ending, as .stablehlo")
+        raise ValueError(
+            f"{path} has the ending of the file for the first state: use another ending for the program, such as "
+            ".stablehlo"
+        )
     _write({path.with_suffix(".npz"): _archive(state), path: program})
 
 
@@ -47,7 +50,7 @@ def read(path: Path) -> tuple[bytes, dict[str, Any] | None]:
     if zipfile.is_zipfile(path):
         arrays = _arrays(path, path)
         if _PROGRAM not in arrays:
-            raise ValueError(f"{path} has no program: it is the state of one, or of another kind")
+            raise ValueError(f"{path} contains no program: it is a file of state, or a file of another kind")
         program = arrays.pop(_PROGRAM).tobytes()
         return program, {name.removeprefix(_STATE): value for name, value in arrays.items()}
     if content[:2] == b"PK":

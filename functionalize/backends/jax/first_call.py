@@ -65,7 +65,7 @@ class _OfTwo(ArrayProgram):
         self._first = ArrayProgram(first, backend, key, settled=True)
         results = [*first.metadata.results, *self.metadata.results]
         if any(isinstance(part, ObjectRef) and part.state for part in references_in(results)):
-            why = "it returns an object among its arguments, and makes state at the first call"
+            why = "it returns one of its arguments, and creates state in its first call"
             raise refusal(backend, [("what it returns", why)])
         self._without = found.made
         outputs = first.metadata.outputs
@@ -116,7 +116,7 @@ class _OfTwo(ArrayProgram):
 
         found = jax.lax.cond(state[FIRST_CALL], first, later, None)
         if any(nest != nests[0] for nest in nests):
-            why = "its first call returns what is built otherwise than what later ones return, or another value"
+            why = "its first call returns a result of another structure, or another constant, than later calls"
             raise refusal(self.backend, [("what it returns", why)])
         self._nest = nests[0]
         return found

@@ -25,17 +25,17 @@ from functionalize.graph_capture.capture import capture
 
 
 def jaxify(function: Callable[..., Any], *, lowerings: Lowerings = lowering, is_exporting: bool = False) -> JaxFunction:
-    """A torch function or module as a function of JAX arrays, also inside ``jax.jit``, ``grad`` and ``vmap``.
+    """Turn a torch function or module into a function of JAX arrays, for ``jax.jit``, ``grad`` and ``vmap`` too.
 
     Args:
         function: a module, or a function of tensors, pytrees of tensors, and other values.
-        lowerings: a table of your own.
-        is_exporting: as in :func:`capture`: libraries then go their way without decisions by data.
+        lowerings: your own table of lowerings.
+        is_exporting: as in :func:`capture`: libraries then avoid branches on tensor values.
 
     Returns:
-        The function. It returns what the original does, of arrays. Where the original writes to its arguments it
-        returns :class:`~functionalize.backends.array_program.Written`: ``(returned, arguments)``, the arguments that
-        were written by parameter name, with their new values. See :class:`JaxFunction` for state.
+        The function, which returns the result of the original as arrays. If the original writes to its arguments, it
+        returns :class:`~functionalize.backends.array_program.Written`: ``(returned, arguments)``, where ``arguments``
+        maps the names of the written parameters to their new values. See :class:`JaxFunction` for state.
 
     Example:
         >>> import jax, torch
@@ -56,9 +56,9 @@ def jaxify(function: Callable[..., Any], *, lowerings: Lowerings = lowering, is_
 class JaxFunction:
     """What :func:`jaxify` returns.
 
-    A call takes the function's state (parameters, buffers, tensors that it closes over) as torch's objects have it, as
-    constants; one that writes to state, or draws random numbers, goes by :meth:`apply`, which takes the state and gives
-    the new one.
+    A call reads the function's state (parameters, buffers, tensors in closures) from the torch objects, as constants.
+    If the function writes to state or draws random numbers, call :meth:`apply`, which takes the state and returns the
+    new state.
     """
 
     def __init__(self, function: Callable[..., Any], lowerings: Lowerings, is_exporting: bool) -> None:
@@ -78,29 +78,29 @@ class JaxFunction:
             what = sorted(program.written)
             raise UnsupportedProgramError(
                 f"the function changes state: {', '.join(what[:5])}{', ...' if len(what) > 5 else ''}",
-                why="a function of JAX arrays has no effect: the new state would be lost"
-                + (" (the random key is state: it moves on)" if RANDOM_KEY in what else ""),
-                hint="`state = f.state(*args)`, and then `state, outputs = f.apply(state, *args)`",
+                why="a function of JAX arrays has no side effects, so the new state would be lost"
+                + (" (the random key is part of the state)" if RANDOM_KEY in what else ""),
+                hint="call `state = f.state(*args)` once, and then `state, outputs = f.apply(state, *args)`",
                 at="the call",
             )
         return program(program.initial_state, *args, **kwargs)[1]
 
     def apply(self, state: Mapping[str, Any], /, *args: Any, **kwargs: Any) -> tuple[State, Any]:
-        """The new state and what the original returns, from a state: ``(state, *args) -> (new_state, outputs)``."""
+        """Run the function from a state: ``(state, *args) -> (new_state, outputs)``."""
         return self.program(*args, **kwargs)(state, *args, **kwargs)
 
     def state(self, /, *args: Any, **kwargs: Any) -> State:
-        """The state as torch's objects have it now, for calls with such arguments."""
+        """The current state of the torch objects, for calls with such arguments."""
         return self.program(*args, **kwargs).initial_state
 
     def program(self, /, *args: Any, **kwargs: Any) -> JaxProgram:
-        """The program for calls with such arguments: captured if there is none yet."""
+        """The program for calls with such arguments, which is captured at the first such call."""
         leaves, spec = pytree.tree_flatten((args, kwargs))
         looks = tuple(_look(leaf) for leaf in leaves)
         key = (spec, looks, torch.is_grad_enabled(), getattr(self._function, "training", None))
         with self._lock:
             if key not in self._programs:
-                given, named = pytree.tree_unflatten([_stand_in(leaf) for leaf in leaves], spec)
+                given, named = pytree.tree_unflatten([_substitute(leaf) for leaf in leaves], spec)
                 program = capture(self._function, given, named, on_data="raise", is_exporting=self._is_exporting)
                 self._programs[key] = to_jax(program, lowerings=self._lowerings)
             return self._programs[key]
@@ -113,7 +113,7 @@ def _look(leaf: Any) -> Any:
     return ("array", tuple(leaf.shape), str(leaf.dtype)) if is_array(leaf) else (type(leaf), leaf)
 
 
-def _stand_in(leaf: Any) -> Any:
+def _substitute(leaf: Any) -> Any:
     """A tensor like an array; its elements are not looked at."""
     if not is_array(leaf):
         return leaf

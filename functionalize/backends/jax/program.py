@@ -1,7 +1,7 @@
 """A captured program as a pure function of JAX arrays: jitted, differentiated, mapped as any other.
 
 Invariant: the function has no effect; what is donated are the arrays that the program overwrites, and no others; what
-it returns is none of these.
+it returns is not one of these.
 Limits: 64 bits inside of ``jax.jit``, ``grad`` and ``vmap`` are there if JAX has them on.
 """
 
@@ -95,12 +95,12 @@ class JaxProgram:
 
     @property
     def initial_state(self) -> State:
-        """The state as the program's objects have it now: arrays by path, new ones each time, so that they may go."""
+        """The current state of the program's objects: arrays by path, new ones for each access."""
         return self._program.initial_state()
 
     @property
     def written(self) -> frozenset[str]:
-        """The keys of the state that a call gives new values; the others come back as they are."""
+        """The keys of the state that a call changes; the other entries are returned unchanged."""
         return self._program.written
 
     def __call__(self, state: Mapping[str, Any], /, *args: Any, **kwargs: Any) -> tuple[State, Any]:
@@ -121,15 +121,15 @@ class JaxProgram:
         return self._called(state, args, kwargs, self._run)
 
     def jit(self, *, donate: bool = True) -> Callable[..., tuple[State, Any]]:
-        """The function compiled by ``jax.jit``, with 64 bits where the program has some.
+        """The function compiled by ``jax.jit``, with 64-bit types if the program has some.
 
         Args:
-            donate: whether the arrays that a call overwrites, of the state and of the arguments, give their buffers to
-                the new values. They cannot be read afterwards: use those that the call returns. None do where the
-                program decides by its data, which a call compares once they are known.
+            donate: whether a call reuses the buffers of the arrays that it overwrites, in the state and in the
+                arguments. These arrays cannot be read afterwards: use those that the call returns. No buffer is reused
+                if the program branches on tensor values, because a call may then be refused after it has run.
 
         Returns:
-            A function as this one.
+            A function with the same signature.
         """
         run = self._run
 
@@ -151,10 +151,10 @@ class JaxProgram:
         return jitted
 
     def example(self) -> tuple[State, list[Any], dict[str, Any]]:
-        """Shapes and dtypes of state and arguments, as ``jax.ShapeDtypeStruct``, built as a call's are.
+        """Shapes and dtypes of state and arguments, as ``jax.ShapeDtypeStruct`` in the structure of a call.
 
         Raises:
-            UnsupportedProgramError: sizes that differ are related in a way that no file can hold.
+            UnsupportedProgramError: dynamic sizes have a relation that no file can hold.
         """
         state = {name: _struct(*look) for name, look in self._shapes.items()}
         sizes = SymbolicSizes(self._program.looks)
@@ -164,7 +164,7 @@ class JaxProgram:
         if plain:
             raise UnsupportedProgramError(
                 f"the program takes {', '.join(map(repr, plain))} as an argument",
-                why="what calls a StableHLO file passes arrays, or None",
+                why="a StableHLO program is called with arrays or None",
                 hint="bind such arguments before the capture (functools.partial)",
                 at="the arguments",
             )
@@ -184,14 +184,14 @@ class JaxProgram:
             said = [f"without {', '.join(sorted(missing))}"] if missing else []
             said += [f"with {', '.join(sorted(more))}"] if more else []
             raise InputMismatchError(
-                f"the state comes {' and '.join(said)}",
+                f"the state is passed {' and '.join(said)}",
                 hint="pass `initial_state`, or the state that the last call returned",
             )
         for name, (shape, dtype) in self._shapes.items():
             now = state[name]
             if now.shape != shape or now.dtype != dtype:
                 raise InputMismatchError(
-                    f"the state `{name}` is {now.dtype}{list(now.shape)}, and was {dtype}{list(shape)}",
+                    f"the state `{name}` is {now.dtype}{list(now.shape)}, but was captured as {dtype}{list(shape)}",
                     hint="pass an array of that shape and dtype",
                 )
 
@@ -216,7 +216,7 @@ def _split(key: Any) -> tuple[Any, Any]:
 
 def _number(array: Any) -> Any:
     if isinstance(array, jax.core.Tracer):
-        raise UnknownNumberError("JAX traces the call: what the data are is known when the result is")
+        raise UnknownNumberError("JAX traces the call, and values are unknown until the traced function runs")
     return array.item()
 
 
@@ -245,7 +245,7 @@ def _of_dtype(array: Any, wanted: Any, label: str) -> Any:
     given = {str(array.dtype), str(jax.dtypes.canonicalize_dtype(array.dtype))}
     if given.isdisjoint({str(wanted), narrow.get(str(wanted))}):  # as text: to NumPy float64 equals None
         raise InputMismatchError(
-            f"{label} has the dtype {array.dtype}, and had {wanted} when the program was captured",
+            f"{label} has the dtype {array.dtype}, but had {wanted} when the program was captured",
             hint="convert it, or capture the program for that dtype",
         )
     return jnp.asarray(array, dtype=wanted)

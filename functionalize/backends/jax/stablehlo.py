@@ -35,8 +35,8 @@ def write_stablehlo(program: CapturedProgram, path: str | os.PathLike[str], **op
 
     Args:
         program: the program.
-        path: of the file; the first state is written beside it, as ``npz``.
-        options: those of :meth:`CapturedProgram.to_jax`, and ``platforms`` as ``jax.export`` takes them.
+        path: the path of the file; the first state is written beside it, as ``npz``.
+        options: those of :meth:`CapturedProgram.to_jax`, and ``platforms`` as for ``jax.export``.
 
     Returns:
         The path of the file.
@@ -59,10 +59,10 @@ def save(program: JaxProgram, path: str | os.PathLike[str], *, platforms: Any = 
     """Write a program and its first state as one file, which :func:`load` reads.
 
     Args:
-        program: what ``to_jax`` gave.
-        path: of the file. It is an ``npz``: ``program`` has the bytes that ``jax.export`` deserializes, ``state/...``
-            the first state.
-        platforms: as ``jax.export`` takes them; unless given, the one that JAX runs on.
+        program: the result of ``to_jax``.
+        path: the path of the file, an ``npz``: ``program`` holds the bytes that ``jax.export`` deserializes, and
+            ``state/...`` the first state.
+        platforms: as for ``jax.export`` (default: the platform that JAX runs on).
 
     Returns:
         The path.
@@ -87,16 +87,16 @@ def serialized(program: JaxProgram, platforms: Any = None) -> bytes:
     state, args, kwargs = program.example()
     if "self" in kwargs:
         raise UnsupportedProgramError(
-            "the program takes an argument called `self` by name",
-            why="what calls a StableHLO file is a method of JAX's, which has one of that name",
-            hint="capture it with that argument by position",
+            "the program takes a keyword argument called `self`",
+            why="a StableHLO program is called by a JAX method, which has an argument of that name itself",
+            hint="capture the program with that argument by position",
             at="the arguments",
         )
     if (container := _unnameable((args, kwargs))) is not None:
         raise UnsupportedProgramError(
             f"the program takes {container} as an argument",
-            why="what calls a StableHLO file passes arrays in tuples, lists, and dicts with text for keys",
-            hint="take the arrays in one of these; or call `to_jax()`, which takes the others",
+            why="a StableHLO program is called with arrays in tuples, lists, and dicts whose keys are strings",
+            hint="pass the arrays in one of these, or call `to_jax()`, which supports other containers",
             at="the arguments",
         )
 
@@ -111,7 +111,7 @@ def serialized(program: JaxProgram, platforms: Any = None) -> bytes:
             return bytes(exported.serialize())
         except ValueError as error:
             raise UnsupportedProgramError(
-                "the arguments or the results hold an object of a class that has no name in files",
+                "the arguments or the results contain an object of a class that files cannot name",
                 why=str(error),
                 hint="use tuples, lists and dicts, or register the class with jax.export",
                 at="the arguments and the results",
@@ -122,7 +122,7 @@ def _unnameable(tree: Any) -> str | None:
     """The first container of a nest that no file has, in words."""
     if isinstance(tree, dict):
         if not all(isinstance(key, str) for key in tree):
-            return f"a dict whose keys are no text ({', '.join(map(repr, tree))})"
+            return f"a dict whose keys are not strings ({', '.join(map(repr, tree))})"
         if type(tree) not in (dict, OrderedDict):
             return f"a {type(tree).__name__}"
         items: Iterable[Any] = tree.values()
@@ -143,12 +143,12 @@ def _in_file(outputs: Any) -> Any:
         named = _has_names(path)
         if named and (leaf is None or is_number(leaf) or isinstance(leaf, (jax.Array, np.ndarray, np.generic))):
             continue
-        what = f"returns {leaf!r}" if named else "returns a dict whose keys are no text"
+        what = f"returns {leaf!r}" if named else "returns a dict whose keys are not strings"
         raise UnsupportedProgramError(
             f"the program {what}, at {pytree.keystr(path) or 'the top'}",
-            why="a StableHLO file gives arrays, in tuples, lists, and dicts with text for keys",
-            hint="return it otherwise, or not at all if it is the same in each call; or call `to_jax()` or "
-            "`to_onnx()`, which give it",
+            why="a StableHLO program returns arrays in tuples, lists, and dicts whose keys are strings",
+            hint="return it in one of these, or do not return it if it is the same in each call; or call `to_jax()` "
+            "or `to_onnx()`, which support it",
             at="what it returns",
         )
     return with_ordered(outputs, lambda keys: keys != sorted(keys))
@@ -167,11 +167,11 @@ def _as_returned(outputs: Any) -> Any:
 
 
 def load(path: str | os.PathLike[str]) -> StableHloProgram:
-    """A program that ``to_stablehlo`` or :func:`save` wrote, with its state threaded from call to call.
+    """Load a program that ``to_stablehlo`` or :func:`save` wrote; it keeps its state from call to call.
 
     Raises:
         OSError: there is no such file.
-        ValueError: the file is none of these, is cut off, or its state is not there.
+        ValueError: the file is not such a program, is not complete, or its state is missing.
     """
     path = Path(path)
     content, included = read(path)
@@ -181,20 +181,23 @@ def load(path: str | os.PathLike[str]) -> StableHloProgram:
         known = {name: (value.shape, value.dtype) for name, value in state.items()}
     except Exception as error:  # whatever reading other bytes comes to
         raise ValueError(
-            f"{path} is no program that to_stablehlo wrote, is cut off, or is of a version that this JAX does not "
-            f"read: {type(error).__name__} {error}\n    try  write it again with to_stablehlo"
+            f"{path} was not written by to_stablehlo, is not complete, or has a version that this JAX does not read: "
+            f"{type(error).__name__} {error}\n"
+            "    try  write it again with to_stablehlo"
         ) from error
     arrays = state_beside(path) if included is None else included
     wanted = {name: (shape, dtype.itemsize) for name, (shape, dtype) in known.items()}
     if {name: (array.shape, array.dtype.itemsize) for name, array in arrays.items()} != wanted:
-        raise ValueError(f"the state beside {path} is that of another program: it has {', '.join(arrays) or 'nothing'}")
+        raise ValueError(
+            f"the file of state beside {path} belongs to another program: it contains {', '.join(arrays) or 'nothing'}"
+        )
     with jax.enable_x64(True):
         first = {name: jnp.asarray(array.view(known[name][1])) for name, array in arrays.items()}
     return StableHloProgram(exported, first)
 
 
 class StableHloProgram:
-    """A program from a file, called as the original is; ``state`` is what the calls so far left.
+    """A program from a file, with the signature of the original; ``state`` is its state after the calls so far.
 
     Example:
         >>> import tempfile, torch
@@ -220,7 +223,7 @@ class StableHloProgram:
         """What the program gives for arrays; a pair with the written arguments where it writes to some.
 
         Raises:
-            InputMismatchError: the arguments are nested otherwise than those of the capture, or of other shapes or
+            InputMismatchError: the arguments are nested differently from those of the capture, or of other shapes or
                 dtypes.
         """
         self._check(args, kwargs)
@@ -244,25 +247,26 @@ class StableHloProgram:
         nestings: list[Any] = [jax.tree.structure(one) for one in ((args, kwargs), (tuple(known), named))]
         if nestings[0] != nestings[1]:
             raise InputMismatchError(
-                f"the program is called with {_places(found)}, and was captured with {_places(wanted)}",
+                f"the program is called with {_places(found)}, but was captured with {_places(wanted)}",
                 hint="pass arguments like those of the capture",
             )
         for (path, aval), (_, value) in zip(wanted, found, strict=True):
             if not _fits(aval, value):
                 raise InputMismatchError(
-                    f"the argument {_place(path)} is {_look(value)}, and was {_look(aval)} at the capture",
-                    hint="pass an array of that shape and dtype, or write the program again for this one",
+                    f"the argument {_place(path)} is {_look(value)}, but was {_look(aval)} when the program was "
+                    "captured",
+                    hint="pass an array of that shape and dtype, or export the program again for this one",
                 )
 
     def random_arguments(self, seed: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Arrays of random numbers, of the shapes that a call takes; integers are zeros."""
+        """Arrays of random numbers with the shapes of a call's arguments; integers are zeros."""
         generator = torch.Generator().manual_seed(seed)
 
         def made(aval: Any) -> Any:
             if not all(type(size) is int for size in aval.shape):
                 raise InputMismatchError(
-                    f"the program takes sizes that differ from call to call: {_look(aval)}",
-                    hint="say which to pass: functionalize run FILE f32[2,16]",
+                    f"the program takes arguments of dynamic sizes: {_look(aval)}",
+                    hint="say which inputs to pass: functionalize run FILE f32[2,16]",
                 )
             value = torch.zeros(aval.shape, dtype=torch_dtype_of(aval))
             if value.is_floating_point():

@@ -39,9 +39,12 @@ class SymbolicSizes:
         unknown += [f"a size of {one}" for one in sorted(sizes) if not _SIZE.fullmatch(one)]
         if unknown:
             raise UnsupportedProgramError(
-                f"the program is right for {', '.join(unknown[:3])}{', ...' if len(unknown) > 3 else ''}",
-                why="a StableHLO file has bounds of sizes, and no other conditions on these",
-                hint="capture without dynamic_shapes, once for each size; or call `to_jax()`, which takes them all",
+                f"the program supports only {', '.join(unknown[:3])}{', ...' if len(unknown) > 3 else ''}",
+                why="a StableHLO file can hold bounds of sizes, but no other conditions",
+                hint=(
+                    "capture without dynamic_shapes, once for each size; or call `to_jax()`, which supports all "
+                    "conditions"
+                ),
                 at="the arguments",
             )
 

@@ -50,7 +50,10 @@ def dtype_of(dtype: torch.dtype) -> np.dtype[Any]:
     """
     if dtype not in DTYPES:
         raise UnsupportedProgramError(
-            f"JAX has no dtype like {dtype}", why="the program has such tensors", hint="convert them", at="the program"
+            f"JAX has no dtype like {dtype}",
+            why="the program has tensors of this dtype",
+            hint="convert them",
+            at="the program",
         )
     found: np.dtype[Any] = np.dtype(DTYPES[dtype])
     return found
@@ -66,8 +69,8 @@ def torch_dtype_of(array: Any) -> torch.dtype:
     if found is None:
         raise UnsupportedProgramError(
             f"an array has the dtype {array.dtype}",
-            why="captured programs have no tensors of such a one",
-            hint="convert it; the key of random numbers is state of the function: `f.state(*args)`, `f.apply`",
+            why="torch has no tensors of this dtype",
+            hint="convert the array; a random key belongs to the state of the function: `f.state(*args)`, `f.apply`",
             at="the call",
         )
     return found
@@ -209,7 +212,7 @@ def _cut_off(x: Any, dtype: np.dtype[Any]) -> Any:
     """Floats as integers, as eager's kernels on a CPU have them.
 
     They are cut off to 32 or 64 bits, of which narrower integers keep the last ones. What does not fit there, and what
-    is no number, is the least of these integers. (Of `uint32` eager has several, by how it comes to the number.)
+    is NaN, is the least of these integers. (Of `uint32` eager has several, by how it comes to the number.)
     """
     x = x.astype(np.float32) if x.dtype.itemsize == 2 else x
     wide = dtype.itemsize == 8 or (dtype == np.uint8 and x.dtype == np.float64)
@@ -248,10 +251,10 @@ def wide_enough(wide: bool, values: Any) -> AbstractContextManager[Any]:
         return contextlib.nullcontext()
     if any(isinstance(leaf, jax.core.Tracer) for leaf in pytree.tree_leaves(values)):
         raise UnsupportedProgramError(
-            "the program has numbers of 64 bits, and JAX traces it with 32",
-            why="JAX would cut them off (int64 to int32, float64 to float32) without a word",
-            hint='jax.config.update("jax_enable_x64", True), `with jax.enable_x64(True):` around the call of '
-            "jax.jit, grad or vmap; or `.jit()`, which does so itself",
+            "the program computes with 64-bit numbers, but JAX traces it with 32 bits",
+            why="JAX would silently truncate them (int64 to int32, float64 to float32)",
+            hint='call jax.config.update("jax_enable_x64", True), put `with jax.enable_x64(True):` around the '
+            "call of jax.jit, grad or vmap, or use `.jit()`, which does so itself",
             at="the call",
         )
     enabled: AbstractContextManager[Any] = jax.enable_x64(True)

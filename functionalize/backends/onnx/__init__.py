@@ -47,21 +47,21 @@ def load(
     state: Mapping[str, torch.Tensor] | None = None,
     **options: Any,
 ) -> OnnxProgram:
-    """A program that ``to_onnx`` wrote, to be called as the original is; ONNX Runtime computes.
+    """Load a program that ``to_onnx`` wrote. It has the original's signature, and runs in ONNX Runtime.
 
-    State is kept between calls, in tensors that ONNX Runtime reads and writes itself. What the original writes to its
-    arguments is written to those of the call.
+    The program keeps its state between calls, in tensors that ONNX Runtime reads and writes directly. If the original
+    writes to its arguments, a call writes to its arguments too.
 
     Args:
-        path: the file; or the model itself, as ``to_onnx`` without a path gives it, or as bytes.
-        state: what some of the state begins with, by its paths, instead of what the file has.
-        options: of ``onnxruntime.InferenceSession``: providers, sess_options.
+        path: the file; or the model that ``to_onnx`` without a path returns; or its bytes.
+        state: first values for parts of the state, by their paths, instead of those in the file.
+        options: arguments of ``onnxruntime.InferenceSession``: providers, sess_options.
 
     Raises:
         ModuleNotFoundError: a package of the extra `onnx` is not installed.
         FileNotFoundError: there is no such file.
-        ValueError: it is no ONNX model, is not complete, or ``to_onnx`` did not write it, or another version did; a
-            tool that changed it lost the first state, or renamed outputs; or ``state`` does not fit.
+        ValueError: the file is not an ONNX model, is not complete, or was not written by this version of ``to_onnx``;
+            a tool that changed it dropped first values of the state or renamed outputs; or ``state`` does not fit.
     """
     _needs("onnx", "onnxruntime")
     from functionalize.backends.onnx.runner import OnnxProgram

@@ -123,8 +123,9 @@ class Convention:
         written = data.pop("format", None)
         if written != FORMAT:
             raise ValueError(
-                f"another version of functionalize wrote the file: it has the format {written}, and this version reads "
-                f"{FORMAT}\n    try  write it again by to_onnx, or run it by the version that wrote it"
+                f"another version of functionalize wrote the file: its format is {written}, but this version reads "
+                f"{FORMAT}\n"
+                "    try  write it again with to_onnx, or run it with the version that wrote it"
             )
         kinds: dict[str, Any] = {"arguments": Argument, "state": State, "results": Result, "checks": Check}
         kinds["layouts"] = Layout
@@ -145,12 +146,12 @@ def spec_of(text: str) -> pytree.TreeSpec:
             importlib.import_module(name.rpartition(".")[0])
         except ModuleNotFoundError as error:
             raise ValueError(
-                f"the program's arguments or results have objects of class {name}\n    try  install {error.name}"
+                f"the program's arguments or results contain objects of class {name}\n    try  install {error.name}"
             ) from error
     try:
         return pytree.treespec_loads(text)
     except NotImplementedError as error:
-        raise ValueError(f"the program's arguments or results have objects of a class: {error}") from error
+        raise ValueError(f"the program's arguments or results contain objects of an unknown class: {error}") from error
 
 
 def _types(data: Any) -> Any:

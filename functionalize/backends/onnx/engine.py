@@ -58,7 +58,9 @@ def _causes(message: str, nodes: Sequence[Any]) -> list[str]:
     kinds = [(node.op_type, _types(node)) for node in nodes if named and node.name == named[1]]
     found = [_cause(node, why) for node in nodes if (node.op_type, _types(node)) in kinds]
     whole = UnsupportedExportError.cause(
-        "the file would be of no use", why=why, hint="compute it otherwise, or check=False for another engine"
+        "ONNX Runtime cannot load the file",
+        why=why,
+        hint="use other operators, or pass check=False if you use another engine",
     )
     return list(dict.fromkeys(found)) or [whole]
 
@@ -71,9 +73,9 @@ def _types(node: Any) -> str:
 def _cause(node: Any, why: str) -> str:
     target = _TARGET.search(node.metadata_props.get(_FROM, ""))
     return UnsupportedExportError.cause(
-        f"{target[1] if target else node.name}, which is ONNX's {node.op_type} of {_types(node)}",
+        f"{target[1] if target else node.name} (in ONNX: {node.op_type} of {_types(node)})",
         why=why,
-        hint="convert what it takes to torch.float32 before, or compute it otherwise; for another engine or another "
-        "provider write it with check=False",
+        hint="convert its inputs to torch.float32, or use other operators; pass check=False if you use another "
+        "engine or provider",
         at=line_in(node.metadata_props.get(_TRACE)),
     )

@@ -95,20 +95,21 @@ def _without(lost: list[State], label: str) -> str:
     names = ", ".join(f"`{state.target}` ({state.dtype}, {state.shape})" for state in lost)
     dropped = ", ".join(f"`{state.initial}`" for state in lost)
     return (
-        f"{label} has no first value of its state {names}\n"
-        f"    why  a tool that changed the file dropped {dropped}: optimizers drop weights that nothing reads\n"
-        "    try  onnx.load(path, state={path: tensor}) with the values, such as the `state` of a program that was "
-        "loaded from the file before; zeros begin with zeros"
+        f"{label} has no first value for its state {names}\n"
+        f"    why  a tool changed the file and dropped {dropped}: optimizers drop weights that no operator reads\n"
+        f"    try  pass the values, onnx.load(path, state={{path: tensor}}), for example from the `state` of a program "
+        "that was loaded from the original file"
     )
 
 
 def _set(first: Mapping[str, torch.Tensor], name: str, value: torch.Tensor) -> None:
     if name not in first:
-        raise ValueError(f"the program has no state `{name}`\n    try  one of {', '.join(first) or 'none'}")
+        raise ValueError(f"the program has no state `{name}`\n    try  one of: {', '.join(first) or 'none'}")
     target = first[name]
     if target.size() != value.size() or target.dtype is not value.dtype:
         raise ValueError(
-            f"the state `{name}` has size {list(target.size())} and {target.dtype}, and is to begin with a tensor of "
-            f"size {list(value.size())} and {value.dtype}\n    try  pass a tensor of that size and dtype"
+            f"the state `{name}` has size {list(target.size())} and {target.dtype}, but its first value has size "
+            f"{list(value.size())} and {value.dtype}\n"
+            "    try  pass a tensor of that size and dtype"
         )
     target.copy_(value.detach())

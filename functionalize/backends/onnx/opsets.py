@@ -54,8 +54,8 @@ def convert(model: Any, version: int) -> None:
         logger.setLevel(level)
     if said.reasons or model.graph.opset_imports[""] != version:
         cause = UnsupportedExportError.cause(
-            f"operators of the program have no form in opset {version}",
+            f"some operators of the program do not exist in opset {version}",
             why=f"ONNX's converter from opset {before}: {said.reasons[-1] if said.reasons else 'it cannot'}",
-            hint=f"opset_version={before}, or a translation of your own (custom_translation_table)",
+            hint=f"pass opset_version={before}, or your own translation (custom_translation_table)",
         )
         raise UnsupportedExportError("ONNX", [cause])

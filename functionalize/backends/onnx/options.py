@@ -52,18 +52,22 @@ class Options:
         if target is not None and target.is_dir():
             raise IsADirectoryError(f"{target} is a folder\n    try  name a file in it: {target / 'model.onnx'}")
         if target is None and given["external_data"]:
-            raise ValueError("external_data is a file beside the model, which has no path\n    try  a path")
+            raise ValueError(
+                "external_data=True needs the path of the model: the data are written beside it\n"
+                "    try  to_onnx(path, external_data=True)"
+            )
         verify, check = given["verify"], bool(given["check"])
         if verify and not check:
             raise ValueError(
-                "verify has ONNX Runtime's CPU run the file, and check=False is for what that does not load\n"
+                "verify and check=False contradict each other: verify runs the file in ONNX Runtime, and "
+                "check=False is for files that it does not load\n"
                 "    try  one of the two"
             )
         names = {option: _names(option, given[option]) for option in ("input_names", "output_names")}
         both = [name for name in names["input_names"] or () if name in (names["output_names"] or ())]
         if both:
             raise ValueError(
-                f"{both[0]!r} is among input_names and output_names: a graph has each name once\n"
+                f"{both[0]!r} is in input_names and in output_names, but names in a graph are unique\n"
                 "    try  other names for the outputs"
             )
         return cls(
@@ -91,7 +95,7 @@ def named(names: Sequence[str] | None, own: Sequence[str], option: str) -> list[
         return list(own)
     if len(names) != len(own):
         raise ValueError(
-            f"{option} has {len(names)} names, and the program has {len(own)} there: {', '.join(own) or 'none'}\n"
+            f"{option} has {len(names)} names, but the program has {len(own)}: {', '.join(own) or 'none'}\n"
             "    try  one name for each tensor, in this order"
         )
     return list(names)
@@ -101,10 +105,12 @@ def _names(option: str, names: Any) -> tuple[str, ...] | None:
     if names is None:
         return None
     if isinstance(names, str) or not all(isinstance(name, str) and name for name in names):
-        raise TypeError(f"{option} is {names!r}\n    try  a list of names, one for each tensor")
+        raise TypeError(
+            f"{option} is {names!r}, which is not a list of names\n    try  a list of names, one for each tensor"
+        )
     twice = next((name for place, name in enumerate(names) if name in names[:place]), None)
     if twice is not None:
-        raise ValueError(f"{option} has {twice!r} twice\n    try  a name of its own for each tensor")
+        raise ValueError(f"{option} contains {twice!r} twice\n    try  a different name for each tensor")
     return tuple(names)
 
 
@@ -114,8 +120,8 @@ def _opset(version: Any) -> int:
         return DEFAULT_OPSET
     if type(version) is not int or not OLDEST_OPSET <= version <= newest:
         raise ValueError(
-            f"opset_version is {version!r}\n    try  {DEFAULT_OPSET}, as without the option, or another one from "
-            f"{OLDEST_OPSET} to {newest}"
+            f"opset_version is {version!r}\n"
+            f"    try  {DEFAULT_OPSET}, the default, or another integer from {OLDEST_OPSET} to {newest}"
         )
     return version
 
@@ -125,18 +131,22 @@ def _translations(table: Any) -> dict[Any, Callable[..., Any]]:
     for op, translation in translations.items():
         if not isinstance(op, OpOverload):
             advice = f"{op}.{op.overloads()[0]}" if hasattr(op, "overloads") else "torch.ops.aten.gelu.default"
-            raise TypeError(f"custom_translation_table has {op!r} for an operator\n    try  its overload: {advice}")
+            raise TypeError(
+                f"custom_translation_table has the key {op!r}, which is not an overload of an operator\n"
+                f"    try  {advice}"
+            )
         if not callable(translation):
             raise TypeError(
-                f"custom_translation_table has {translation!r} for {op}\n    try  one function of ONNX values, as "
-                "torch.onnx.export takes it"
+                f"custom_translation_table has {translation!r} for {op}, which cannot be called\n"
+                "    try  one function of ONNX values, as for torch.onnx.export"
             )
         why = _never_met(op)
         if why:
             raise ValueError(
-                f"custom_translation_table has {op}, which no captured program has\n    why  {why}\n"
-                "    try  a row for what it becomes (print program.graph), or an operator of your own around it "
-                "(torch.library.custom_op)"
+                f"custom_translation_table has {op}, which never occurs in a captured program\n"
+                f"    why  {why}\n"
+                "    try  a translation of the operators that it becomes (print program.graph), or a custom "
+                "operator around it (torch.library.custom_op)"
             )
     return translations
 
@@ -144,17 +154,24 @@ def _translations(table: Any) -> dict[Any, Callable[..., Any]]:
 def _never_met(op: OpOverload) -> str:
     """Why the graph of a captured program never has an operator; nothing where it may."""
     if decomposes(op):
-        return "it is decomposed when a program is captured"
-    return "it writes, and the graph has what computes the new value" if tables.row(op).written else ""
+        return "it is decomposed during the capture"
+    return "it writes in place, and the graph has its functional variant instead" if tables.row(op).written else ""
 
 
 def _metadata(given: Any) -> dict[str, str]:
     entries: dict[str, str] = dict(given or {})
     for key, value in entries.items():
         if str(key).partition(".")[0] == KEY:
-            raise ValueError(f"metadata has the key {key!r}, by which the file says how it is called\n    try  another")
+            raise ValueError(
+                f"metadata has the key {key!r}, but keys that begin with {KEY!r} are reserved for the calling "
+                "convention\n"
+                "    try  another key"
+            )
         if not (isinstance(key, str) and isinstance(value, str)):
-            raise TypeError(f"metadata has {key!r}: {value!r}\n    try  text for both: an ONNX file holds nothing else")
+            raise TypeError(
+                f"metadata has {key!r}: {value!r}\n"
+                "    try  strings for key and value: an ONNX file can hold nothing else"
+            )
     return entries
 
 
@@ -168,7 +185,7 @@ def _calls(given: Any) -> tuple[Call, ...]:
                 "keyword arguments: verify=[((x,), {}), ((y,), {})]"
             )
     if not calls:
-        raise ValueError("verify is a list without a call\n    try  verify=True, or some calls: verify=[((x,), {})]")
+        raise ValueError("verify is an empty list\n    try  verify=True, or some calls: verify=[((x,), {})]")
     return calls
 
 
@@ -178,5 +195,7 @@ def _report(report: Any, path: Path | None) -> Path | None:
     if report is not True:
         return Path(report)
     if path is None:
-        raise ValueError("report=True is a file beside the model, which has no path\n    try  report='model.md'")
+        raise ValueError(
+            "report=True needs the path of the model: the report is written beside it\n    try  report='model.md'"
+        )
     return path.with_name(f"{path.name}.md")

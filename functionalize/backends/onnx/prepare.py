@@ -115,9 +115,9 @@ class Prepared:
         name = self.input_names[placeholder]
         if isinstance(look, int) and look and counts_from_storage(self._placeholders[placeholder]):
             cause = UnsupportedExportError.cause(
-                f"as_strided of `{name}`, which begins at {look} in its storage",
-                why="to ONNX a tensor is its elements, without others that its storage has",
-                hint="capture with a tensor of its own memory (.clone()), or use views by dimension",
+                f"as_strided of `{name}`, which has the storage offset {look}",
+                why="an ONNX tensor has only its own elements, and no storage around them",
+                hint="capture with a clone of the tensor (.clone()), or use views by dimension",
             )
             raise UnsupportedExportError("ONNX", [cause])
         if not isinstance(look, tuple):
@@ -144,12 +144,12 @@ class Prepared:
             convention.in_spec, convention.out_spec = texts = [*map(pytree.treespec_dumps, specs)]
             unlike = [text for text, spec in zip(texts, specs, strict=True) if spec_of(text) != spec]
             if unlike:
-                raise ValueError(f"the text of the nesting is read as another one: {unlike[0]}")
+                raise ValueError(f"the structure changes when it is saved and loaded: {unlike[0]}")
         except (NotImplementedError, TypeError, ValueError, AttributeError) as error:
             cause = UnsupportedExportError.cause(
-                "the arguments or the results hold an object of a class that has no name in files, or such a key",
+                "the arguments or the results contain an object, or a key, of a class that files cannot name",
                 why=str(error),
-                hint="use tuples, lists and dicts with text or numbers for keys, or register the class with a "
+                hint="use tuples, lists and dicts whose keys are strings or numbers, or register the class with a "
                 "serialized_type_name",
             )
             raise UnsupportedExportError("ONNX", [cause]) from error
@@ -176,9 +176,9 @@ class Prepared:
                 evaluate(str(text), hints)
             except ValueError as error:
                 cause = UnsupportedExportError.cause(
-                    f"the program is right for sizes with {text}",
-                    why=f"no file can say so: {error}",
-                    hint="write it without dynamic_shapes",
+                    f"the program supports only sizes with {text}",
+                    why=f"an ONNX file cannot hold this condition: {error}",
+                    hint="capture it without dynamic_shapes",
                 )
                 raise UnsupportedExportError("ONNX", [cause]) from error
 
@@ -217,7 +217,7 @@ class Prepared:
         if given is not None and claimed != names:
             taken = next(name for name, claim in zip(names, claimed, strict=True) if name != claim)
             raise ValueError(
-                f"output_names has {taken!r}, which is an input: a graph has each name once\n"
+                f"output_names has {taken!r}, the name of an input, but names in a graph are unique\n"
                 "    try  another name for it, or input_names for that input"
             )
         remaining = iter(claimed)

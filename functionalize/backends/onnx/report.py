@@ -51,7 +51,7 @@ class Report:
         assert convention is not None
         kinds = {one.output: f"the new value of `{one.input}`" for one in convention.state}
         kinds |= {output: f"`{argument}` after the call" for argument, output in convention.writes.items()}
-        kinds |= {one.output: "a condition, which must be true" for one in convention.checks}
+        kinds |= {one.output: "a condition that must be true" for one in convention.checks}
         rows = [(*_look(value), kinds.get(value.name, "result")) for value in self.model.graph.outputs]
         return _table("Outputs", ("name", "type", "size", "what it is"), rows)
 
@@ -62,7 +62,7 @@ class Report:
                  sizes.bounds.items()]  # fmt: skip
         lines += [f"- `{condition}`" for condition in sizes.conditions]
         lines += [f"- `{one.output}`: {' '.join(one.message.split())}" for one in self.convention.checks]
-        return ["", "## What a call must meet", "", *lines] if lines else []
+        return ["", "## Conditions for a call", "", *lines] if lines else []
 
     def _operators(self) -> list[str]:
         nodes = onnx_ir.traversal.RecursiveGraphIterator(self.model.graph)

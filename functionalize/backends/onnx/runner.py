@@ -62,8 +62,9 @@ class OnnxProgram:
             self.session = onnxruntime.InferenceSession(source, **options)
         except Exception as error:  # ONNX Runtime has several kinds, of no common class
             raise ValueError(
-                f"{label} cannot be loaded: {error}\n    try  keep its `.data` file beside it; other providers, for "
-                "types that this one does not compute with; or write it again"
+                f"{label} cannot be loaded: {error}\n"
+                "    try  keep its `.data` file beside it; pass other providers if this one does not support a "
+                "type; or write the file again"
             ) from error
         in_place = not self.convention.checks  # else a call that is refused would have written
         self._state = {
@@ -79,21 +80,23 @@ class OnnxProgram:
         """Hold the file to its metadata: another tool may have given its inputs and outputs other names."""
         inputs = self.convention.passed
         missing = [f"no output `{name}`" for name in self.convention.read if name not in outputs]
-        missing += [f"an input `{name}` that they do not know" for name in self._inputs if name not in inputs]
+        missing += [f"an input `{name}` that the metadata do not list" for name in self._inputs if name not in inputs]
         if missing:
             raise ValueError(
                 f"the metadata of {label} do not fit its graph, which has {', '.join(missing)}\n"
-                f"    why  they name the inputs {_listed(inputs)} and the outputs {_listed(self.convention.read)}; the "
-                f"graph has {_listed(self._inputs)} and {_listed(outputs)}: it was changed after it was written\n"
-                f"    try  give them their names back, or change the names in the entry `{KEY}` of the metadata as well"
+                f"    why  the metadata list the inputs {_listed(inputs)} and the outputs "
+                f"{_listed(self.convention.read)}; the graph has {_listed(self._inputs)} and {_listed(outputs)}: the "
+                "file was changed after it was written\n"
+                f"    try  restore the names in the graph, or change them in the entry `{KEY}` of the metadata as "
+                "well"
             )
         for state in self.convention.state:
             given = self._inputs.get(state.input)
             if given is not None and _NAMES.get(given.type) is not getattr(torch, state.dtype):
                 raise ValueError(
-                    f"the state `{state.target}` is {state.dtype} in the metadata of {label}, and {given.type} in its "
-                    "graph: it was changed after it was written\n"
-                    "    try  leave the types of inputs and outputs as they are (`keep_io_types`)"
+                    f"the state `{state.target}` is {state.dtype} in the metadata of {label}, but {given.type} in "
+                    "its graph: the file was changed after it was written\n"
+                    "    try  keep the types of inputs and outputs when you convert the file (`keep_io_types`)"
                 )
 
     @property
@@ -108,8 +111,8 @@ class OnnxProgram:
         """Compute, keep the new state, write what the original writes to its arguments, return what it returns.
 
         Raises:
-            InputMismatchError: the arguments are nested otherwise, or have other dtypes or sizes.
-            DataDependentError: the data decide otherwise than when the program was captured.
+            InputMismatchError: the arguments are nested differently, or have other dtypes or sizes.
+            DataDependentError: the data take another branch than when the program was captured.
         """
         leaves = self._leaves(args, kwargs)
         with self._lock:
@@ -147,7 +150,8 @@ class OnnxProgram:
             values = self._specs[0].flatten_up_to(given)  # keys of dicts in any order
         except ValueError as error:
             raise InputMismatchError(
-                f"the arguments are nested as {pytree.tree_structure(given)}, and were as {self._specs[0]}",
+                f"the arguments have the structure {pytree.tree_structure(given)}, but were captured with "
+                f"{self._specs[0]}",
                 hint="pass arguments like those of the capture",
             ) from error
         found = {}
@@ -155,8 +159,8 @@ class OnnxProgram:
             found[argument.name] = value
             if argument.constant and (type(value) is not type(argument.value) or value != argument.value):
                 raise InputMismatchError(
-                    f"the argument `{argument.name}` is {value!r}, and was {argument.value!r}",
-                    hint="pass the same value, or write the program again with another one",
+                    f"the argument `{argument.name}` is {value!r}, but was captured as {argument.value!r}",
+                    hint="pass the same value, or export the program again with another one",
                 )
             if not argument.constant:
                 self._check_tensor(argument.name, value)
@@ -181,13 +185,15 @@ class OnnxProgram:
     def _check_tensor(self, name: str, value: Any) -> None:
         expected = self._inputs.get(name)
         if not isinstance(value, torch.Tensor):
-            raise InputMismatchError(f"the argument `{name}` is no tensor, and was one", hint="pass a tensor")
+            raise InputMismatchError(
+                f"the argument `{name}` is not a tensor, but was captured as one", hint="pass a tensor"
+            )
         if expected is None:  # the graph does not use it
             return
         if not _has_elements(value):
             raise InputMismatchError(
-                f"the argument `{name}` is a {type(value).__name__} on {value.device}, of layout {value.layout}, and "
-                "ONNX Runtime reads the elements in the CPU's memory",
+                f"the argument `{name}` is a {type(value).__name__} on {value.device}, of layout {value.layout}, but "
+                "ONNX Runtime reads elements from CPU memory",
                 hint="pass a dense tensor with data, x.cpu()",
             )
         sizes = len(expected.shape) == value.dim() and all(
@@ -196,9 +202,9 @@ class OnnxProgram:
         )
         if not sizes or _NAMES.get(expected.type) is not value.dtype:
             raise InputMismatchError(
-                f"the argument `{name}` has size {list(value.size())} and {value.dtype}, and was captured with "
+                f"the argument `{name}` has size {list(value.size())} and {value.dtype}, but was captured with "
                 f"{expected.shape} and {expected.type}",
-                hint="pass a tensor of that size and type, or write the program with dynamic_shapes",
+                hint="pass a tensor of that size and type, or capture the program with dynamic_shapes",
             )
 
     def _check_layouts(self, leaves: dict[str, Any]) -> None:
@@ -206,9 +212,9 @@ class OnnxProgram:
         for layout in self.convention.layouts:
             if not lies_so(leaves[layout.argument], layout.look):
                 raise InputMismatchError(
-                    f"the argument `{layout.argument}` lies otherwise in memory than at the capture ({layout.look}), "
-                    "and what the program computes depends on that",
-                    hint="pass a tensor that lies so (.contiguous()), or capture again",
+                    f"the argument `{layout.argument}` has another memory layout than at the capture "
+                    f"({layout.look}), and the program's results depend on it",
+                    hint="pass a tensor with that layout (.contiguous()), or capture again",
                 )
 
     def _check_memory(self, leaves: dict[str, Any]) -> None:
@@ -220,8 +226,8 @@ class OnnxProgram:
         tensors = {name: value for name, value in leaves.items() if isinstance(value, torch.Tensor) and value.numel()}
         if not lie_alike(tensors, self.convention.shared, self.convention.writes):
             raise InputMismatchError(
-                "the arguments share memory otherwise than those that the program was captured with",
-                hint="pass tensors that share memory as those did, or capture again",
+                "the arguments share memory in another way than when the program was captured",
+                hint="pass tensors that share memory in the same way, or capture again",
             )
 
     def _run(self, leaves: dict[str, Any]) -> dict[str, torch.Tensor]:
@@ -257,9 +263,10 @@ class OnnxProgram:
         for check in self.convention.checks:
             if not bool(given[check.output]):
                 raise DataDependentError(
-                    f"the data decide otherwise than when the program was captured\n    at   {check.message}",
-                    why="the file has one way of the program by its data; nothing was written",
-                    hint="write another file, of the program as it is after a call with such data",
+                    "the program takes another branch for this data than when it was captured\n"
+                    f"    at   {check.message}",
+                    why="the file holds only the branches that were captured; no state and no argument has changed",
+                    hint="call the program with such data, and export another file",
                 )
 
 
@@ -290,7 +297,7 @@ def _check_writable(name: str, value: torch.Tensor) -> None:
         )
     if value.layout is torch.strided and Layout.of(value).has_internal_overlap:
         raise InputMismatchError(
-            f"the program writes to the argument `{name}`, of which elements share memory",
+            f"the program writes to the argument `{name}`, some elements of which share memory",
             hint="pass a clone",
         )
 
@@ -316,16 +323,19 @@ def _read(path: Path | bytes, label: str) -> Any:
             return onnx.load_from_string(path)
         return onnx.load(str(path), load_external_data=False)
     except (DecodeError, ValueError) as error:
-        raise ValueError(f"{label} is no ONNX file, or is not complete\n    try  write it again by to_onnx") from error
+        raise ValueError(
+            f"{label} is not an ONNX file, or is not complete\n    try  write it again with to_onnx"
+        ) from error
 
 
 def _convention(model: Any, label: str) -> Convention:
     text = next((entry.value for entry in model.metadata_props if entry.key == KEY), None)
     if text is None:
         raise ValueError(
-            f"{label} was not written by to_onnx, or is not complete: its metadata do not say what its inputs and "
-            f"outputs are\n    try  write it by program.to_onnx; if a tool made it of such a file, copy the entries of "
-            f"`metadata_props` that begin with `{KEY}` from there; or run it by onnxruntime itself"
+            f"{label} was not written by to_onnx, or is not complete: its metadata do not describe its inputs and "
+            "outputs\n"
+            "    try  write it with program.to_onnx; if a tool made it from such a file, copy the entries of "
+            f"`metadata_props` that begin with `{KEY}`; or run it with onnxruntime directly"
         )
     return Convention.parse(text)
 

@@ -63,15 +63,15 @@ class Sizes:
             wanted = evaluate(expected, known) if isinstance(expected, str) else expected
             if wanted != actual:
                 raise InputMismatchError(
-                    f"dimension {dim} of the argument `{name}` is {actual}, and the program was captured for {wanted}",
+                    f"dimension {dim} of the argument `{name}` is {actual}, but the program was captured for {wanted}",
                     hint="pass a tensor of that size, or capture again",
                 )
         for condition in self.conditions:
             if not evaluate(condition, known):
                 sizes = ", ".join(f"{symbol} = {size}" for symbol, size in known.items())
                 raise InputMismatchError(
-                    f"the program was captured for sizes with {condition}, and here {sizes}",
-                    hint="pass sizes for which that holds, or capture again",
+                    f"the program was captured for sizes with {condition}, and this call has {sizes}",
+                    hint="pass sizes that satisfy this condition, or capture again",
                 )
 
     def _found(self, values: Mapping[str, Any]) -> Iterator[tuple[str, int, Size, int]]:
@@ -85,8 +85,8 @@ class Sizes:
         low, high = self.bounds.get(symbol, [None, None])
         if (low is not None and actual < low) or (high is not None and actual > high):
             raise InputMismatchError(
-                f"{label} is {actual}, and the program was captured for {low} to {'any' if high is None else high}",
-                hint="pass a size in that range, or capture again (sizes 0 and 1 are programs of their own)",
+                f"{label} is {actual}, but the program was captured for {low} to {'any' if high is None else high}",
+                hint="pass a size in that range, or capture again (a program is captured separately for sizes 0 and 1)",
             )
 
 
@@ -164,4 +164,4 @@ def _value(node: ast.expr, known: Mapping[str, int]) -> Any:
             return _OPERATORS[type(op)](_value(left, known), _value(right, known))
         case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in _FUNCTIONS:
             return _FUNCTIONS[name](*(_value(arg, known) for arg in args))
-    raise ValueError(f"`{ast.unparse(node)}` is no arithmetic of sizes")
+    raise ValueError(f"`{ast.unparse(node)}` is not an arithmetic expression of sizes")

@@ -43,9 +43,9 @@ def refuse_random(program: CapturedProgram) -> None:
     drawing = next((node for node in program.current.recorded.graph.nodes if is_random(node)), None)
     if drawing is not None:
         raise ValueError(
-            f"verify compares numbers, and the program draws some at random ({drawing.target})\n"
-            "    why  ONNX Runtime draws others than torch\n"
-            "    try  model.eval() before the capture, where it is dropout; or no verify"
+            f"verify compares results, but the program draws random numbers ({drawing.target})\n"
+            "    why  ONNX Runtime draws other random numbers than torch\n"
+            "    try  call model.eval() before the capture if these are dropouts, or export without verify"
         )
 
 
@@ -68,23 +68,25 @@ def check_values(program: CapturedProgram, file: Path, calls: Sequence[Call]) ->
             except Exception as error:
                 raise ValueError(
                     f"the original raises in call {number + 1} of verify: {type(error).__name__}: {error}\n"
-                    "    try  calls of your own: verify=[((x,), {}), ((y,), {})]"
+                    "    try  pass your own calls: verify=[((x,), {}), ((y,), {})]"
                 ) from error
             try:
                 actual = run(*theirs[0], **theirs[1])
             except DataDependentError as error:
                 raise NotEquivalentError(
-                    f"call {number + 1} of verify goes another way by its data than the file has\n    why  {error}\n"
-                    "    try  calls of your own with such data: verify=[((x,), {}), ((y,), {})]; or torch.cond"
+                    f"call {number + 1} of verify takes another branch on tensor values than the file holds\n"
+                    f"    why  {error}\n"
+                    "    try  pass calls with data for the captured branch, verify=[((x,), {})], or use torch.cond"
                 ) from error
             lines = [*_results(run, expected, actual), *_written(arguments.of(*mine), theirs, arguments.names),
                      *_state(program.current, run)]  # fmt: skip
             if lines:
                 listed = "\n".join(f"    at   call {number + 1}, {line}" for line in lines)
                 raise NotEquivalentError(
-                    f"the ONNX file would compute otherwise than the original, and was not written\n{listed}\n"
-                    "    try  mend custom_translation_table, where there is one; else please report it, with the "
-                    "program (without verify there is a file to look at)"
+                    "the ONNX file computes other results than the original, and was not written\n"
+                    f"{listed}\n"
+                    "    try  correct custom_translation_table if you pass one; otherwise please report this with "
+                    "the program (without verify, the file is written)"
                 )
 
 
@@ -102,7 +104,7 @@ def _random_calls(example: ExampleCall) -> Iterator[Call]:
 def _results(run: OnnxProgram, expected: Any, actual: Any) -> Iterator[str]:
     wanted, given = pytree.tree_flatten(expected), pytree.tree_flatten(actual)
     if wanted[1] != given[1]:
-        yield f"the results: they are nested as {given[1]}, eager's as {wanted[1]}"
+        yield f"the results have the structure {given[1]}, eager's have {wanted[1]}"
         return
     for number, (want, got) in enumerate(zip(wanted[0], given[0], strict=True)):
         name = run.convention.results[number].name or number

@@ -102,7 +102,7 @@ def _write(program: CapturedProgram, options: Options, report: Report) -> Any:
             report.done.append("loaded by ONNX Runtime")
         if options.verify:
             check_values(program, file, options.calls)
-            report.done.append("equal to the original in the calls that were compared")
+            report.done.append("equal to the original in all compared calls")
         return onnx.load(str(file)) if options.path is None else options.path
 
 
@@ -111,8 +111,8 @@ def _external(options: Options, model: Any) -> bool:
     weights = sum(weight.const_value.nbytes for weight in model.graph.initializers.values())
     if options.path is None and weights > _LARGEST:
         raise ValueError(
-            f"the model has {weights:,} bytes of weights, and in memory ONNX has none above 2 GiB\n"
-            "    try  give to_onnx a path"
+            f"the model has {weights:,} bytes of weights, but an ONNX model in memory is limited to 2 GiB\n"
+            "    try  pass a path to to_onnx"
         )
     if options.external_data is None:
         return options.path is not None and weights > _LARGE
@@ -129,7 +129,7 @@ def _shared(exported: ExportedProgram, names: Mapping[str, str]) -> list[Any]:
 
 
 def _refuse_other_sizes(program: ExportedProgram, rewritten: ExportedProgram) -> None:
-    """Hold what was taken apart to what it was made of: a row that is wrong must not go unnoticed."""
+    """Hold what was decomposed to what it was made of: a row that is wrong must not go unnoticed."""
     for one, other in zip(*(_results(some) for some in (program, rewritten)), strict=True):
         looks = [node.meta["val"] for node in (one, other)]
         if not isinstance(looks[0], torch.Tensor):
@@ -137,9 +137,9 @@ def _refuse_other_sizes(program: ExportedProgram, rewritten: ExportedProgram) ->
         sizes = zip(*(look.size() for look in looks), strict=False)
         if looks[0].dim() != looks[1].dim() or any(a != b for a, b in sizes if type(a) is int and type(b) is int):
             cause = UnsupportedExportError.cause(
-                f"`{one.name}` has the size {tuple(looks[0].size())}, and {tuple(looks[1].size())} when taken apart",
+                f"`{one.name}` has the size {tuple(looks[0].size())}, but {tuple(looks[1].size())} after decomposition",
                 why="a rewrite of the ONNX route is wrong",
-                hint="please report it, with the program; compute it otherwise meanwhile",
+                hint="please report this with the program, and use other operators meanwhile",
                 at=user_line(one),
             )
             raise UnsupportedExportError(_TO, [cause])
@@ -158,13 +158,13 @@ _TYPES = frozenset(
 def _unknown_types(program: ExportedProgram) -> Iterator[str]:
     """Causes: inputs and outputs of types that no runner takes."""
     values = [("takes", node) for node in program.graph.find_nodes(op="placeholder")]
-    for verb, node in [*values, *(("gives", result) for result in _results(program))]:
+    for verb, node in [*values, *(("returns", result) for result in _results(program))]:
         look = node.meta.get("val") if isinstance(node, Node) else None
         if isinstance(look, torch.Tensor) and look.dtype not in _TYPES:
             yield UnsupportedExportError.cause(
                 f"the program {verb} `{node.name}`, of {look.dtype}",
                 why="ONNX Runtime has no tensors of that type",
-                hint="pass, keep and return complex numbers by torch.view_as_real, others converted",
+                hint="pass, keep and return complex numbers with torch.view_as_real, and convert other types",
                 at=user_line(node),
             )
 
@@ -176,8 +176,8 @@ def _refuse_untranslated(program: ExportedProgram, causes: list[str], known: Col
         cause = UnsupportedExportError.cause(
             f"{node.target} has no translation",
             why=message.split("\n", maxsplit=1)[0] or "the exporter's table has no such operator",
-            hint="a translation of your own for it (custom_translation_table), or compute it otherwise, or outside of "
-            "what is exported",
+            hint="pass your own translation (custom_translation_table), use other operators, or compute it outside "
+            "the exported program",
             at=line,
         )
         if cause not in causes:
@@ -192,7 +192,7 @@ def _made_up(program: ExportedProgram, known: Collection[Any]) -> Iterator[tuple
         first_alone = node.op == "call_function" and node.target in FIRST_ALONE and node.target not in known
         users = node.users if first_alone else ()
         if any(user.target is operator.getitem and user.args[1] != 0 and user.users for user in users):
-            yield node, "the exporter computes its first result alone, and the program reads others (a backward)"
+            yield node, "the exporter computes only its first result, but the program reads others (a backward)"
 
 
 def _translated(program: ExportedProgram, prepared: Prepared, translations: Mapping[Any, Any], opset: int) -> Any:
@@ -220,7 +220,7 @@ def _failure(error: BaseException, program: ExportedProgram) -> str:
     node = next((node for node in program.graph.nodes if node.name in names), None)
     why = (str(chain[-1]).strip() or type(chain[-1]).__name__).splitlines()[0]
     what = "torch's exporter fails" + ("" if node is None else f" to translate {node.target}")
-    return UnsupportedExportError.cause(what, why=why, hint="compute it otherwise", at=node and user_line(node))
+    return UnsupportedExportError.cause(what, why=why, hint="use other operators", at=node and user_line(node))
 
 
 def _as_declared(model: Any, program: ExportedProgram) -> None:

@@ -86,6 +86,6 @@ class _InTheSameMemory:
 def _saved() -> UnsupportedProgramError:
     return UnsupportedProgramError(
         "the program saves a tensor (torch.save, pickle)",
-        why="what is written are the values, and there are none while a program is captured",
-        hint="save outside of what is captured; a copy inside is what clone() and copy.deepcopy() give",
+        why="the file would hold values, which do not exist while a program is captured",
+        hint="save outside the captured program; to copy a tensor inside it, use clone() or copy.deepcopy()",
     )

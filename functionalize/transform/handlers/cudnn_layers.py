@@ -35,9 +35,9 @@ def refuse_dropout(dropout: float, train: bool, count: int) -> None:
     """
     if dropout and train and count > 1:
         raise UnsupportedProgramError(
-            "recurrent layers on a GPU that drop out between one another",
-            why="the random numbers are cuDNN's own, whose state nobody can read, or set",
-            hint="pass dropout=0, or make a module of each layer, with torch.nn.Dropout between them",
+            "recurrent layers on a GPU with dropout between them",
+            why="cuDNN draws the random numbers from a state that cannot be read or set",
+            hint="pass dropout=0, or use a module per layer with torch.nn.Dropout between them",
         )
 
 

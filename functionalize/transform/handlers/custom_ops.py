@@ -53,9 +53,9 @@ def undeclared(call: WritingCall) -> Any:
     if not call.context.executor.observed:
         return call.context.executor.on_handles(call.func, call.args, call.kwargs)
     raise UnsupportedMutationError(
-        f"{call.func.name()}, a collective operation, in what becomes a graph",
+        f"the collective operation {call.func.name()} cannot be part of a graph",
         why=str(tables.undeclared(call.func)),
-        hint="the functional collectives (torch.distributed._functional_collectives), which return what they computed",
+        hint="use the functional collectives (torch.distributed._functional_collectives), which return their results",
     )
 
 
@@ -76,8 +76,8 @@ def with_gradients(context: FunctionalizationContext, func: Any, run: Callable[[
     results = {id(one): one for one in tensor_leaves([out, *written], {}) if _differentiable(one)}
     refusal = NoFormulaError(
         f"a gradient through {func.name()}, for which autograd has no formula",
-        why="eager differentiates what the operator's kernel calls, and a graph calls the operator as a whole",
-        hint="give it a formula first (torch.library.register_autograd), or detach() its arguments if it has none",
+        why="eager differentiates the operators that its kernel calls, but a graph calls it as one operator",
+        hint="register a formula with torch.library.register_autograd, or detach() its arguments if it has no gradient",
     )
     for result in results.values():
         if not (result.is_leaf and result.requires_grad):
@@ -126,14 +126,14 @@ def refused_on_fakes(op: Any, args: Sequence[Any], kwargs: Kwargs, error: Except
     if isinstance(error, data_dependent()):
         return UnsupportedProgramError(
             f"the fake implementation of {op.name()} reads the values of a tensor",
-            why="fake tensors have none",
-            hint="for a size that depends on data take a symbol there: torch.library.get_ctx().new_dynamic_size()",
+            why="fake tensors have no values",
+            hint="for a data-dependent size, use a symbol: torch.library.get_ctx().new_dynamic_size()",
         )
     return UnsupportedProgramError(
         f"the fake implementation of {op.name()} raises {type(error).__name__}: {error}",
-        why="a program is traced on fake tensors, where this runs in place of the operator",
-        hint="if eager raises as well, pass other arguments; else correct the fake implementation, which "
-        "torch.library.opcheck tests",
+        why="a program is traced with fake tensors, for which the fake implementation runs instead of the operator",
+        hint="pass other arguments if eager raises as well; else correct the fake implementation "
+        "(torch.library.opcheck tests it)",
     )
 
 
@@ -212,8 +212,8 @@ def _hull(func: Any, layouts: Sequence[Layout]) -> Layout:
     ):
         raise UnsupportedMutationError(
             f"{func} writes arguments that share elements",
-            why="they are read in different ways, and auto_functionalized has one base of one dtype for all",
-            hint="call it outside of a trace, or pass it tensors that do not share a storage",
+            why="auto_functionalized passes them as views of one base of one dtype, and they have no such base",
+            hint="call it outside the traced function, or pass it tensors that do not share a storage",
         )
     return whole
 
@@ -260,19 +260,25 @@ def _spanning(context: FunctionalizationContext, handle: torch.Tensor, whole: La
 
 def _without_form(func: Any, row: OpRow) -> UnsupportedMutationError:
     why = tables.UNPAIRED.get(row.name)
-    hint = "call it outside of a trace, or compute the result out of place and copy_ it into the argument"
+    hint = "call it outside the traced function, or compute the result out of place and copy_ it into the argument"
     if why is None and any(index < 0 for index in row.returns):
-        why = "it returns what it writes, which auto_functionalized does not know unless a tag of the op says so"
-        hint = "let the op return nothing, or give it the tag torch.Tag.inplace or torch.Tag.out"
+        why = "it returns the tensor that it writes, which auto_functionalized supports only for ops with a tag"
+        hint = "return nothing from the op, or define it with the tag torch.Tag.inplace or torch.Tag.out"
     elif why is None:
-        why = "auto_functionalized takes ops that return tensors or nothing, and what this one returns is neither"
-        hint = "let the op return tensors, a fixed number of them"
+        why = "auto_functionalized supports only ops that return tensors or nothing"
+        hint = "return a fixed number of tensors from the op"
     return UnsupportedMutationError(f"{row.name} writes {', '.join(w.name for w in row.written)}", why=why, hint=hint)
 
 
 def _read_too(func: Any, name: str) -> UnsupportedMutationError:
     return UnsupportedMutationError(
         f"{func} writes `{name}` and reads another argument with the same elements",
-        why="auto_functionalized runs the op on a copy of what it writes, so that the other would not change with it",
-        hint="pass a `.clone()` of what is read, if the op reads it before it writes, or name it in `mutates_args`",
+        why=(
+            "auto_functionalized runs the op on a copy of the tensor that it writes, and the other argument would "
+            "not change with it"
+        ),
+        hint=(
+            "pass a `.clone()` of the argument that is read if the op reads before it writes, or name it in "
+            "`mutates_args`"
+        ),
     )

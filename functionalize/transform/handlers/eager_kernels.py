@@ -1,4 +1,4 @@
-"""Functions that torch's kernels in Python compute otherwise than eager: kept on the kernels that eager runs.
+"""Functions that torch's kernels in Python compute differently from eager: kept on the kernels that eager runs.
 
 Where sizes are symbols, those in Python take over. They interpolate by a scale where eager's copy, and round otherwise;
 and of `multilabel_margin_loss` they read targets past the first that is negative.

@@ -60,9 +60,9 @@ class Frame:
         asked = epilogue.context.notes.asked.keys(VERSION)
         if asked and not asked.isdisjoint(map(storage_key, tensor_leaves(args, {}))):
             raise UnsupportedProgramError(
-                f"a body of {self.func} asks for the `_version` of an operand",
-                why="in a graph a body is a function of values, which count no writes",
-                hint="ask outside of the body, and use the number in it",
+                f"a body of {self.func} reads the `_version` of an operand",
+                why="in a graph a body is a function of values, which have no count of writes",
+                hint="read it outside the body, and use the number inside",
             )
         position = {id(unwrap_functorch(arg)): i for i, arg in enumerate(args) if isinstance(arg, torch.Tensor)}
         leaves, self.spec = pytree.tree_flatten(outputs)
@@ -73,11 +73,13 @@ class Frame:
         for back in epilogue.prepare():
             handle = back.input.handle
             if back.metadata or id(handle) not in position:
-                raise _refusal(self.func, "changes the shape or the strides of an operand", "compute a new tensor")
+                raise _refusal(self.func, "changes the shape or the strides of an operand", "return a new tensor")
             values[position[id(handle)]] = back.data
             epilogue.return_value(handle)
         if values and self.operands is None:
-            raise _refusal(self.func, f"writes to operand {min(values)}", "return the new value, and copy_ it after")
+            raise _refusal(
+                self.func, f"writes to operand {min(values)}", ("return the new value, and copy_ it after the call")
+            )
         if not values.keys() <= set(self.given):
             raise OperandsWritten(sorted(values))
         if not self.given:
@@ -227,7 +229,7 @@ def _with_writes(
     # What may be one tensor in eager, and is two in the graph.
     aliased = [operands[position] for position in set[int]().union(*(frame.aliased for frame in frames))]
     for tensor in tensor_leaves([*aliased, *leaves[:count]] if aliased else [], {}):
-        context.protect(tensor, f"{func} may have returned an operand, so that both may be the same memory")
+        context.protect(tensor, f"{func} may have returned an operand: result and operand may share memory")
     return frames, leaves[:count]
 
 
@@ -240,7 +242,7 @@ def _refuse_shared(context: FunctionalizationContext, func: Any, operands: Seque
                 one, two = context.graph.ensure(operand), context.graph.ensure(operands[position])
                 if not one.disjoint(two):
                     what = f"writes to operand {position}, which shares elements with operand {other}"
-                    raise _refusal(func, what, "pass one of the two, and take the view of it inside the body")
+                    raise _refusal(func, what, "pass one of the two, and make the other as a view inside the body")
 
 
 def _strides(leaf: Any) -> tuple[int, ...] | None:
@@ -266,6 +268,6 @@ def _with_strides(context: FunctionalizationContext, value: Any, strides: Any) -
 def _refusal(func: Any, what: str, hint: str) -> UnsupportedMutationError:
     return UnsupportedMutationError(
         f"a body of {func} {what}",
-        why="in a graph a body is a function of values, and this one changes memory that others may look at",
-        hint=f"{hint}; or call it outside of a trace",
+        why="in a graph a body is a function of values, but this one changes memory that other code may read",
+        hint=f"{hint}; or call it outside the traced function",
     )

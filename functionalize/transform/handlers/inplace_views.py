@@ -45,9 +45,10 @@ def with_kept_strides(func: Any, args: Sequence[Any]) -> tuple[Any, Sequence[Any
     kept = replace(Layout.of(handle), offset=offset)
     if not fits(kept, storage.nbytes()):
         raise UnsupportedMutationError(
-            f"set_ to a storage without strides keeps {tuple(handle.stride())}, which reach beyond that storage",
-            why="eager reads and writes there memory that is none of the storage's",
-            hint="give the strides, too",
+            f"set_ to a storage, called without strides, keeps the strides {tuple(handle.stride())}, which reach "
+            "beyond that storage",
+            why="eager would read and write memory outside the storage",
+            hint="pass the strides as well",
         )
     return aten.set_.source_Storage_storage_offset, (*sized, list(handle.stride()))
 
@@ -62,9 +63,9 @@ def refuse_bytes(handle: torch.Tensor, known: torch.Tensor | None) -> None:
     """
     if known is not None and handle.device != known.device:
         raise UnsupportedMutationError(
-            f"the bytes of the storage of a tensor of size {tuple(known.size())} are read or written, past tensors",
-            why="there are no bytes while a program is traced or captured",
-            hint="use tensors: `x.fill_(0)`, `x.copy_(y)`, `x.view(torch.uint8)`",
+            f"the program reads or writes the bytes of a storage directly (of a tensor of size {tuple(known.size())})",
+            why="storages have no bytes while a program is traced or captured",
+            hint="use operations on tensors: `x.fill_(0)`, `x.copy_(y)`, `x.view(torch.uint8)`",
         )
 
 
@@ -96,9 +97,9 @@ def refuse_uncounted(func: Any, handle: torch.Tensor) -> None:
     """Where torch resolves a lazy conjugate or negation for a composite op, it may resize what it has then."""
     if torch.is_inference_mode_enabled() and not handle.is_inference() and (handle.is_neg() or handle.is_conj()):
         raise UnsupportedMutationError(
-            f"{func} of a lazy conjugate or negation in inference mode",
-            why="whether autograd counts it as a write depends on the device, and on which op asked for it",
-            hint="resolve it first with resolve_conj() or resolve_neg(), or use torch.no_grad()",
+            f"{func} on a lazily conjugated or negated tensor in inference mode",
+            why="whether autograd counts this as a write depends on the device and on the calling op",
+            hint="call resolve_conj() or resolve_neg() first, or use torch.no_grad()",
         )
 
 

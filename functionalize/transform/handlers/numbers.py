@@ -1,4 +1,4 @@
-"""Numbers that the data tell, where torch takes plain numbers alone: spelt out by what takes symbols.
+"""Data-dependent numbers, where torch takes only plain numbers: decomposed into operators that take symbols.
 
 Invariant: a number that only flows into tensors stays a symbol, and an integer is asked for where a float was rounded.
 Limits: lists of numbers, however nested; tensors among them are torch's to handle.
@@ -193,7 +193,7 @@ def _as_one(part: Any, device: torch.device) -> Any:
 
 
 def _without_truths(index: Any) -> Any:
-    """A part of an index with the values of truths that the data tell: they are masks, and no positions."""
+    """A part of an index with the values of data-dependent bools: they are masks, and no positions."""
     if isinstance(index, slice):
         ends = (index.start, index.stop, index.step)
         known = [int(bool(end)) if isinstance(end, torch.SymBool) else _end(end) for end in ends]
@@ -257,7 +257,7 @@ def _select(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _broadcast(*tensors: Any) -> Any:
-    """``torch.broadcast_tensors``, which in C++ takes no size that the data tell for one."""
+    """``torch.broadcast_tensors``, which in C++ takes no data-dependent size for one."""
     given = tensors[0] if len(tensors) == 1 and isinstance(tensors[0], (list, tuple)) else tensors
     decide_broadcasts([one.size() for one in given])
     return torch.broadcast_tensors(*given)
@@ -290,7 +290,7 @@ def _ctc_loss(
 
 
 def _matmul(call: Callable[..., Any]) -> Callable[..., Any]:
-    """``matmul``, whose decomposition takes no size that the data tell for one."""
+    """``matmul``, whose decomposition takes no data-dependent size for one."""
 
     def multiplied(*args: Any, **kwargs: Any) -> Any:
         batches = [one.size()[:-2] for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor)][:2]

@@ -168,13 +168,13 @@ def _order_matters(call: WritingCall, target: Operand, other: Operand) -> Unsupp
     if other.written:
         return UnsupportedMutationError(
             f"{call.func} writes `{target.name}` and `{other.name}`, which share elements",
-            why="what eager leaves there depends on the order in which its kernel writes them",
+            why="eager's result depends on the order in which its kernel writes them",
             hint="pass tensors that share no memory",
         )
-    what = f"{call.func} writes to {name_of(target.tensor)}, and reads elements of it at other positions"
+    what = f"{call.func} writes to {name_of(target.tensor)} and reads the same elements at other positions"
     return UnsupportedMutationError(
-        f"{what}, as `{other.name}`",
-        why="eager's kernel reads some of them before it writes there, and some afterwards: its result depends on "
-        "sizes, device and threads (eager's own check knows of tensors without gaps only)",
-        hint=f"read a copy: add `.clone()` to what is passed as `{other.name}` (of an assignment, the right side)",
+        f"{what}, through `{other.name}`",
+        why="eager's kernel reads some elements before it writes them and some after: its result depends on sizes, "
+        "device and threads (eager itself checks only tensors without gaps)",
+        hint=f"pass a copy (`.clone()`) as `{other.name}` (in an assignment, the right side)",
     )

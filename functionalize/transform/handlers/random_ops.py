@@ -70,10 +70,10 @@ def compute(context: FunctionalizationContext, op: Any, args: Sequence[Any], kwa
     if is_contiguous(value) if in_order else op not in _CONTIGUOUS and same_strides(value, handle):
         return None
     if op in _READING:  # the elements in the order of the handle's storage
-        stand_in = contiguous(context, call(aten.permute.default, value, order))
+        substitute = contiguous(context, call(aten.permute.default, value, order))
     else:
-        stand_in = empty_in_order(context, handle, order)
-    call_args, call_kwargs = pytree.tree_map_only(torch.Tensor, lambda _: stand_in, (tuple(args), kwargs))
+        substitute = empty_in_order(context, handle, order)
+    call_args, call_kwargs = pytree.tree_map_only(torch.Tensor, lambda _: substitute, (tuple(args), kwargs))
     out = call(op, *call_args, **call_kwargs)
     if op in _FILLING:
         return out

@@ -1,4 +1,4 @@
-"""Recurrent layers on fake tensors, and packed sequences, on which they run: spelt out, step by step.
+"""Recurrent layers on fake tensors, and packed sequences, on which they run: decomposed, step by step.
 
 torch's kernels read the batch of each step off the data. Here these are numbers that the program asks for.
 

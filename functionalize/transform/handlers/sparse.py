@@ -30,8 +30,8 @@ def _of_coalesced(name: str, op: Any) -> Callable[[torch.Tensor], Any]:
         if tensor.requires_grad and torch.is_grad_enabled():
             raise UnsupportedProgramError(
                 f"gradients go through the {name} of a sparse tensor of size {tuple(tensor.size())}",
-                why="how many there are only the data tell, and torch's formula takes a number",
-                hint="compute by `to_dense()`, or under `torch.no_grad()`",
+                why="their number is data-dependent, and torch's formula for the gradient needs a plain integer",
+                hint="compute with `to_dense()`, or under `torch.no_grad()`",
             )
         return op(tensor)
 

@@ -146,9 +146,9 @@ def order_of(context: FunctionalizationContext, handle: torch.Tensor) -> list[in
     for outer, inner in itertools.combinations(decisive, 2):
         if not _is_further_out(handle, layout, outer, inner):
             raise UnsupportedMutationError(
-                f"{context.op}, which goes by the order of the memory, for a tensor of which only the data tell it",
-                why=f"whether dimension {outer} or {inner} has the larger stride depends on sizes that the data give",
-                hint="call .contiguous() on the tensor first, or check the sizes first (torch._check)",
+                f"{context.op} depends on the order of its tensor's dimensions in memory, which is data-dependent",
+                why=f"whether dimension {outer} or {inner} has the larger stride depends on data-dependent sizes",
+                hint="call .contiguous() on the tensor first, or state what you know about the sizes with torch._check",
             )
     return order
 

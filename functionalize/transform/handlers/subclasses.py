@@ -41,4 +41,4 @@ def _as_subclass(tensor: torch.Tensor, cls: type[torch.Tensor]) -> torch.Tensor:
         return _METHOD(tensor, cls)
     if cls in (torch.Tensor, FakeTensor):
         return torch.ops.aten.alias.default(tensor)  # type: ignore[no-any-return]
-    raise UnsupportedProgramError.of_subclass(cls, "a tensor that the program makes by `as_subclass`")
+    raise UnsupportedProgramError.of_subclass(cls, "a tensor that the program makes with `as_subclass`")

@@ -1,7 +1,7 @@
 """The rows of the JAX backend, by families of operators; ``lowering`` is the registry, and the decorator that adds one.
 
 Invariant: a row is one operator of the core ATen set, or one that torch has no decomposition for. What is not here is
-spelt out by torch's decompositions.
+decomposed by torch's decompositions.
 """
 
 from functionalize.backends.jax.lowerings import (

@@ -45,7 +45,7 @@ def attention(
     scale: float | None = None,
 ) -> tuple[Array, Array]:
     if dropout_p:
-        raise ValueError("attention with dropout is spelt out by torch, and has no kernel of its own on the CPU")
+        raise ValueError("torch decomposes attention with dropout: on the CPU there is no kernel for it")
     key, value = _of_heads(query, key), _of_heads(query, value)
     scores = _scores(query, key, attn_mask, is_causal, scale)
     nothing = jnp.max(scores, -1, keepdims=True) == -jnp.inf  # a row that may look at nothing gets zeros

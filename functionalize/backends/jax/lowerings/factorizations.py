@@ -1,4 +1,4 @@
-"""Matrices taken apart into factors, and what is solved by those: LU, Cholesky, eigenvectors, singular values.
+"""Matrices decomposed into factors, and what is solved by those: LU, Cholesky, eigenvectors, singular values.
 
 Invariant: factors that are not unique, as the signs of eigenvectors, are JAX's. Limits: what fails is told by numbers
 that are no numbers; `info` tells it where an LU factorization finds a zero.

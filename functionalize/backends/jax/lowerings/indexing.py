@@ -29,7 +29,7 @@ def index(x: Array, indices: Sequence[Array | None]) -> Array:
 def _places(indices: Sequence[Array | None]) -> tuple[Any, ...]:
     """Indices as NumPy takes them. A mask is never among them: of what it picks only the data tell the size."""
     if any(place is not None and place.dtype == bool for place in indices):
-        raise ValueError("a mask picks elements whose number only the data tell")
+        raise ValueError("indexing with a mask returns a data-dependent number of elements")
     return tuple(slice(None) if place is None else place for place in indices)
 
 
@@ -51,7 +51,7 @@ def index_put(
 def _put_at_mask(x: Array, indices: Sequence[Array | None], values: Array, accumulate: bool) -> Array:
     """One value for all that a mask picks: a choice, element by element."""
     if len([place for place in indices if place is not None]) != 1 or values.size != 1:
-        raise ValueError("a mask picks elements whose number only the data tell")
+        raise ValueError("indexing with a mask returns a data-dependent number of elements")
     at = next(n for n, place in enumerate(indices) if place is not None)
     mask: Any = indices[at]
     mask = mask.reshape([1] * at + list(mask.shape) + [1] * (x.ndim - at - mask.ndim))

@@ -1,6 +1,6 @@
 """Numbers: sizes, what a program reads off a tensor as a number of Python's, and what it computes with these.
 
-Invariant: a number that only the data tell is an array without dimensions of JAX's weak type, which takes the dtype of
+Invariant: a data-dependent number is an array without dimensions of JAX's weak type, which takes the dtype of
 what it is combined with.
 """
 

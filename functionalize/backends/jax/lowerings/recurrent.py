@@ -36,7 +36,7 @@ def mkldnn_rnn_layer(
     train: bool,
 ) -> tuple[Array, Array, Array, Array]:
     if mode != _LSTM or batch_sizes:
-        raise ValueError("of oneDNN's layers there is the LSTM, for sequences of one length")
+        raise ValueError("of oneDNN's layers, only the LSTM for sequences of one length is supported")
     gates = jnp.matmul(x, of_input.T)
     if has_biases:
         gates = gates + bias + bias_of_hidden

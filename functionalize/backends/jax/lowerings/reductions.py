@@ -216,7 +216,7 @@ def soft_margin_loss(x: Array, target: Array, reduction: int = 1) -> Array:
 
 
 def _running(better: Callable[[Array, Array], Array], x: Array, dim: int) -> tuple[Array, Array]:
-    """The best so far along a dimension, and where it is: the later of two alike, and the last of what is no number."""
+    """The best so far along a dimension, and where it is: the later of two alike, and the last of what is NaN."""
     if not x.ndim:
         return x, jnp.zeros((), jnp.int64)
     dim = dim % x.ndim

@@ -220,7 +220,7 @@ def _addressed(tensor: torch.Tensor, shape: Any, size: Any, stride: Any, offset:
     numbers = np.full(room, -1)
     numbers[own] = np.arange(own.size)
     if wanted.size and (wanted.min() < 0 or (numbers[wanted] < 0).any()):
-        raise ValueError("the view shows elements of a storage that the tensor itself does not show")
+        raise ValueError("the view reads elements of a storage outside the tensor")
     found: np.ndarray[Any, Any] = numbers[wanted]
     return found
 

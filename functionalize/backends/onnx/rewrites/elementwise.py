@@ -30,7 +30,7 @@ def is_any_true(values: Any) -> Any:
 
 @rewrite(aten.add.Tensor)
 def either_is_true(one: Any, other: Any, *, alpha: Any = 1) -> Any:
-    """The sum of two truths, of which ONNX has none."""
+    """The sum of two bools, of which ONNX has none."""
     if not (_are_truths(one, other) and alpha == 1):
         return NotImplemented
     return aten.logical_or.default(*map(_truth, (one, other)))
@@ -38,7 +38,7 @@ def either_is_true(one: Any, other: Any, *, alpha: Any = 1) -> Any:
 
 @rewrite(aten.mul.Tensor)
 def both_are_true(one: Any, other: Any) -> Any:
-    """The product of two truths."""
+    """The product of two bools."""
     return aten.logical_and.default(*map(_truth, (one, other))) if _are_truths(one, other) else NotImplemented
 
 

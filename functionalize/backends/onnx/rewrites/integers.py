@@ -1,6 +1,6 @@
 """Whole numbers, exactly: the exporter, or ONNX Runtime's kernels, compute some of them by floats.
 
-Invariant: as in eager, what is too large wraps around. Limits: what is taken apart behind the rows must not need them.
+Invariant: as in eager, what is too large wraps around. Limits: what is decomposed behind the rows must not need them.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def sum_of_all(values: Any, *, dtype: torch.dtype | None = None) -> Any:
 def sum_of_dims(
     values: Any, dim: Sequence[int] | None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Any:
-    """By a product with ones. Truths are too few to be counted wrongly."""
+    """By a product with ones. Bools are too few to be counted wrongly."""
     wanted = dtype or torch.int64
     if values.dtype not in _WHOLE or wanted not in _WHOLE:
         return NotImplemented

@@ -22,7 +22,7 @@ def _in_order(base: Any) -> Any:
     if not base.is_contiguous():
         cause = UnsupportedExportError.cause(
             f"as_strided of a tensor of size {tuple(base.size())} and strides {tuple(base.stride())}",
-            why="ONNX has no strides, so that the elements are not where the program looks for them",
+            why="ONNX has no strides, and the tensor is not contiguous",
             hint="call .contiguous() first, or use views by dimension",
         )
         raise UnsupportedExportError("ONNX", [cause])
@@ -37,9 +37,9 @@ def _shown(base: Any, size: Any, stride: Any, offset: Any) -> Any:
         last = begin + sum((count - 1) * step for count, step in zip(size, stride, strict=True))
         if begin < 0 or last >= base.numel():
             cause = UnsupportedExportError.cause(
-                "as_strided shows elements of a storage that the tensor itself does not show",
-                why="to ONNX a tensor is its elements",
-                hint="pass a tensor that shows that memory, and take the view of it",
+                "as_strided reads elements of a storage outside the tensor",
+                why="an ONNX tensor has only its own elements, and no storage around them",
+                hint="pass a tensor that covers that memory, and make the view inside the program",
             )
             raise UnsupportedExportError("ONNX", [cause])
     return places(size, stride, begin)
@@ -47,7 +47,7 @@ def _shown(base: Any, size: Any, stride: Any, offset: Any) -> Any:
 
 @rewrite(aten.squeeze.dims)
 def squeeze(x: Any, dims: Any) -> Any:
-    """One by one: torch's primitive is spelt out by this operator again."""
+    """One by one: torch's primitive decomposes into this operator again."""
     for dim in sorted((dim % max(x.dim(), 1) for dim in dims), reverse=True):
         x = aten.squeeze.dim(x, dim)
     return x

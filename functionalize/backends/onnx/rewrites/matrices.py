@@ -77,7 +77,7 @@ for _op, _product in _PRODUCTS.items():
 
 
 def _grouped_mm(a: Any, b: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> Any:
-    """As ONNX's own operators: for them, sizes that the data tell are nothing special."""
+    """As ONNX's own operators: for them, data-dependent sizes are nothing special."""
     import onnxscript
     from onnxscript.ir import DataType
 

@@ -191,7 +191,7 @@ def copysign(x: Any, of: Any) -> Any:
 @rewrite(aten.hypot.default)
 @_of_floats
 def hypot(x: Any, y: Any) -> Any:
-    """By the longer one and the quotient; infinite beside what is no number, too."""
+    """By the longer one and the quotient; infinite beside what is NaN, too."""
     x, y = x.abs(), y.abs()
     longer = torch.where(x > y, x, y)
     quotient = aten.where.ScalarSelf(longer == 0, 0.0, torch.where(x > y, y, x) / longer)
@@ -202,7 +202,7 @@ def hypot(x: Any, y: Any) -> Any:
 
 
 def _of_numbers(choose: Any) -> Rewrite:
-    """The other one, where one is no number."""
+    """The other one, where one is NaN."""
 
     def chosen(one: Any, other: Any) -> Any:
         dtype = torch.result_type(one, other)
@@ -221,7 +221,7 @@ rewrite(aten.fmin.default)(_of_numbers(aten.minimum.default))
 
 @rewrite(aten.sign.default, aten.sgn.default)
 def sign(x: Any) -> Any:
-    """Zero where there is no number."""
+    """Zero where there is NaN."""
     return _sign(x) if x.dtype.is_floating_point else NotImplemented
 
 

@@ -1,4 +1,4 @@
-"""What Python computes with whole numbers that only the data tell, as ONNX's own operators.
+"""What Python computes with data-dependent integers, as ONNX's own operators.
 
 Invariant: as Python's, as long as 64 bits hold the numbers: divisions go to the lower one, powers are exact. Limits:
 shifts by numbers that are known.
@@ -55,7 +55,7 @@ def _shifted_right(number: Any, by: Any) -> Any:
 
 def _shifted(step: Callable[[Any, int], Any], number: Any, by: Any) -> Any:
     if not isinstance(by, int):
-        raise NotImplementedError("shifts by a number that only the data tell, of which Python refuses some")
+        raise NotImplementedError("a shift by a data-dependent number, which Python refuses if it is negative")
     while by > _MOST:
         number, by = step(number, 1 << _MOST), by - _MOST
     return step(number, 1 << by)

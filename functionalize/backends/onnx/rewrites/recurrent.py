@@ -1,4 +1,4 @@
-"""Recurrent layers as operators of ONNX, where sequences differ in length: others are taken apart, step by step.
+"""Recurrent layers as operators of ONNX, where sequences differ in length: others are decomposed, step by step.
 
 Invariant: weights and gates come in ONNX's order. Limits: LSTM, in inference: nothing is kept for a backward.
 """
@@ -24,7 +24,7 @@ def _layer(
     import onnxscript
 
     if mode != LSTM:
-        raise NotImplementedError("a recurrent layer that is no LSTM")
+        raise NotImplementedError("a recurrent layer that is not an LSTM")
     op: Any = onnxscript.opset18
 
     def gates(weights: Any) -> Any:

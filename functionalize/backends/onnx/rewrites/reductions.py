@@ -42,7 +42,7 @@ def mean_of_all(values: Any, *, dtype: torch.dtype | None = None) -> Any:
 
 @rewrite(aten.mean.dim)
 def mean(values: Any, dim: Sequence[int] | None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Any:
-    """Of no elements, which is no number; ONNX says zero."""
+    """Of no elements, which is NaN; ONNX says zero."""
     dims = list(dim or range(values.dim()))
     if not values.dim() or not _may_be_none(values, dims):
         return NotImplemented
@@ -50,7 +50,7 @@ def mean(values: Any, dim: Sequence[int] | None, keepdim: bool = False, *, dtype
 
 
 def _mean_loss(op: Any) -> Rewrite:
-    """The mean of a loss of no elements, which is no number."""
+    """The mean of a loss of no elements, which is NaN."""
     names = [argument.name for argument in op._schema.arguments]
 
     def of_elements(*args: Any, **kwargs: Any) -> Any:

@@ -1,7 +1,7 @@
 """Operators that ONNX has not, by those that it has: the table, a row each.
 
 Invariant: both sides compute the same; a row holds for all arguments that it takes, else it gives NotImplemented.
-Limits: what torch takes apart by itself needs no row.
+Limits: what torch decomposes by itself needs no row.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 aten = torch.ops.aten
 Rewrite = Callable[..., Any]
 REWRITES: dict[Any, Rewrite] = {}
-# What torch takes apart although the exporter translates it. ONNX's running variance is a biased one; of other results
+# What torch decomposes although the exporter translates it. ONNX's running variance is a biased one; of other results
 # than the first, which backwards read, the exporter makes up some.
 BY_TORCH = (
     aten._native_batch_norm_legit_functional.default,
@@ -23,7 +23,7 @@ BY_TORCH = (
     aten.nll_loss_forward.default,
     aten.nll_loss2d_forward.default,
 )
-# What torch takes apart where it computes with float64, or takes a number that the data tell: to ONNX's operators
+# What torch decomposes where it computes with float64, or takes a data-dependent number: to ONNX's operators
 # numbers are attributes of 32 bits, and some have no kernels for 64 bits.
 BY_TORCH_IF_WIDE = (
     aten.addcdiv.default,

@@ -134,7 +134,7 @@ def kthvalue(values: Any, k: int, dim: int = -1, keepdim: bool = False) -> Any:
 
 @rewrite(aten.median.dim)
 def median(values: Any, dim: int, keepdim: bool = False) -> Any:
-    """The lower one of two; what is no number counts for all."""
+    """The lower one of two; what is NaN counts for all."""
     if not values.numel():
         return NotImplemented
     if not values.dim():
