@@ -1,6 +1,6 @@
 """Deferred initialization: construct on fake tensors, make them real later, in whole or in part.
 
-Invariant: what is made real is, bit for bit, what eager construction would have given. Limits: docs/deferred.md.
+Invariant: what is made real is, bit for bit, what eager construction would have given. Limits: docs/tutorials/large-models.md.
 """
 
 from __future__ import annotations
