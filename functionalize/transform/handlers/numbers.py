@@ -56,7 +56,7 @@ def _integer(tensor: torch.Tensor) -> int:
 
 
 def _truth(input: torch.Tensor) -> bool:
-    """``bool(tensor)``: a decision by the bool, not by the number. In C++ it takes no symbol for the count of elements."""
+    """``bool(tensor)``: a decision by the bool, not the number. In C++ it takes no symbol for the count of elements."""
     count: Any = input.numel()
     if count == 1 and isinstance(input, FakeTensor) and input.constant is None and input.dtype != torch.bool:
         input = input != 0
