@@ -12,6 +12,7 @@ from functionalize.errors import InputMismatchError
 
 Sizes = tuple[tuple[int, Any, Any], ...]  # of inputs, by number: their sizes and their strides
 
+_UNBOUNDED = 2**62  # an upper end beyond this is torch's for a size without one
 _LARGEST = 65_536  # upper end of a range that is tried
 _TRIED = 64  # sizes next to the end of a range, where the end itself does not meet all conditions
 
@@ -60,7 +61,14 @@ class SizeGuards:
 
     def listed(self) -> Iterator[Any]:
         """Ranges and conditions, as data."""
-        yield from (f"{bounds.lower} <= {symbol} <= {bounds.upper}" for symbol, bounds in self._ranges.items())
+        places = {
+            size: f"dimension {dim} of {self._labels[number]}"
+            for number, layout in reversed(self._layouts.items())
+            for dim, size in reversed([*enumerate(layout.size)])
+        }
+        for symbol, bounds in self._ranges.items():
+            place = f" ({places[symbol]})" if symbol in places else ""
+            yield f"{symbol}{place} is {_range(bounds)}"
         yield from map(str, self._conditions)
 
     def check(self, values: Sequence[Any]) -> None:
@@ -135,7 +143,7 @@ class SizeGuards:
             bounds = self._ranges.get(size)
             if bounds is not None and not bounds.lower <= actual <= bounds.upper:
                 raise InputMismatchError(
-                    f"{label} is {actual}, and the program was captured for {bounds.lower} to {bounds.upper}",
+                    f"{label} is {actual}, and the program was captured for {_range(bounds)}",
                     hint="pass a size in that range, or capture again (sizes 0 and 1 are programs of their own)",
                 )
         elif type(size) is not int:
@@ -146,3 +154,9 @@ class SizeGuards:
                 f"{label} is {actual}, and the program was captured for {expected}",
                 hint="pass a tensor of that size, or capture again",
             )
+
+
+def _range(bounds: Any) -> str:
+    """The bounds of a size, for messages."""
+    unbounded = bounds.upper > _UNBOUNDED
+    return f"{bounds.lower} or more" if unbounded else f"{bounds.lower} to {bounds.upper}"
