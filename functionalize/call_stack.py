@@ -70,12 +70,16 @@ Positions = tuple[tuple[int, int], ...]  # of the program's frames, innermost fi
 
 
 class Origin:
-    """Where a program is: the frames of the scope that runs, and the origin of the scope itself."""
+    """Where a program is: the frames of the scope that runs, and the origin of the scope itself.
 
-    __slots__ = ("_text", "_trace", "frames", "outer")
+    ``modules``: those whose ``forward`` runs, as the meta of nodes has them.
+    """
+
+    __slots__ = ("_text", "_trace", "frames", "modules", "outer")
 
     def __init__(self, frames: Positions, outer: Origin | Location) -> None:
         self.frames, self.outer = frames, outer  # outermost: the line that calls the program
+        self.modules: dict[str, tuple[str, str]] = {}
         self._trace: str | None = None
         self._text: str | None = None
 
