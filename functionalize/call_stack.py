@@ -85,11 +85,24 @@ class Origin:
 
     @property
     def location(self) -> Location:
-        """The line of the innermost frame that is the user's."""
+        """The line of the innermost frame that is the user's; else the one that calls the program."""
+        return self._users_line or self._caller
+
+    @property
+    def inside(self) -> Location:
+        """The line of the innermost frame of the program that is the user's; else of a library."""
+        return self._users_line or self.decisive
+
+    @property
+    def _users_line(self) -> Location | None:
         user = next((one for one in self.frames if _is_users(_CODES[one[0]].co_filename)), None)
         if user is not None:
             return location_of(user)
-        return self.outer if isinstance(self.outer, Location) else self.outer.location
+        return None if isinstance(self.outer, Location) else self.outer._users_line
+
+    @property
+    def _caller(self) -> Location:
+        return self.outer if isinstance(self.outer, Location) else self.outer._caller
 
     @property
     def decisive(self) -> Location:

@@ -1,4 +1,4 @@
-"""The pictures of docs/report.md, taken anew: `python -m tests.screenshots` writes the two reports and looks at them.
+"""Takes the pictures of the page on reports: `python -m tests.screenshots` writes two reports and takes the pictures.
 
 Invariant: what is shown is what `examples/report.py` writes. Limits: Chromium on PATH; fonts are those of the machine.
 """

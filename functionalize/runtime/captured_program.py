@@ -42,6 +42,7 @@ from functionalize.runtime.graph_forms import with_copies
 from functionalize.runtime.guards import Guard
 from functionalize.runtime.metadata import GraphInput
 from functionalize.runtime.partition import PartitionFn
+from functionalize.runtime.size_guards import Size
 from functionalize.runtime.specialization import Capture, Recapture, Specialization
 from functionalize.runtime.variants import Variant, agreeing, too_many, undecided
 
@@ -110,7 +111,7 @@ class CapturedProgram(Exports):
     def mutations(self) -> list[Mutation]:
         """Every write to an input or to state."""
         return [
-            Mutation(kind, target, write.view.region, write.op, str(write.location))
+            Mutation(kind, target, write.view.region, write.op, str(write.origin.inside))
             for kind, target, base in self._recorded.written
             for write in self._recorded.historian.writes_of(base)
         ]
@@ -142,6 +143,19 @@ class CapturedProgram(Exports):
             ['the call: grad mode True', 'the input `x`: size (3,)']
         """
         return list(self._first.guards.listed())
+
+    @property
+    def sizes(self) -> list[Size]:
+        """The sizes that may differ from call to call, each with its bounds; none without ``dynamic_shapes``.
+
+        Example:
+            >>> import torch
+            >>> from functionalize import capture
+            >>> program = capture(lambda x: x + 1, (torch.zeros(4),), dynamic_shapes={"x": {0: "batch"}})
+            >>> print(*program.sizes)
+            batch: 2 or more (dimension 0 of `x`)
+        """
+        return [] if self._first.guards.sizes is None else self._first.guards.sizes.described()
 
     @property
     def variants(self) -> list[Variant]:
