@@ -74,7 +74,21 @@ class Mutation:
 
 
 class CapturedProgram(Exports):
-    """What :func:`functionalize.capture` returns."""
+    """What :func:`functionalize.capture` returns: call it as the original, read its graph, export it.
+
+    Example:
+        >>> import torch
+        >>> from functionalize import capture
+        >>> def bump(x):
+        ...     x[0].add_(1)
+        ...     return x.sum()
+        >>> capture(bump, (torch.zeros(3),))
+        CapturedProgram(bump)
+          inputs    x
+          writes    x
+          graph     4 operators, remove='mutations_and_views'
+          variants  1
+    """
 
     def __init__(
         self,
@@ -235,6 +249,20 @@ class CapturedProgram(Exports):
                 found = CapturedProgram(self._recapture(args, kwargs), recapture=self._recapture, **how)
             self._others = dict([*self._others.items(), (key, found)][-self._cache_size :])
         return found
+
+    def __repr__(self) -> str:
+        arguments = [entry.name for entry in self.inputs if entry.argument is not None]
+        count = sum(entry.argument is None for entry in self.inputs)
+        rows = {
+            "inputs": ", ".join(arguments),
+            "state": f"{count} tensor{'s' if count != 1 else ''}" if count else "",
+            "writes": ", ".join(dict.fromkeys(target for _, target, _ in self._recorded.written)),
+            "sizes": ", ".join(map(str, self.sizes)),
+            "graph": f"{sum(one.op == 'call_function' for one in self.graph.nodes)} operators, remove={self.remove!r}",
+            "variants": str(len(self._specializations)),
+        }
+        name = getattr(self.original, "__qualname__", type(self.original).__name__)
+        return "\n".join([f"CapturedProgram({name})", *(f"  {row:<9} {text}" for row, text in rows.items() if text)])
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(_BOUND)
