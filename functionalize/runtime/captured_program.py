@@ -72,6 +72,9 @@ class Mutation:
     op: str
     location: str
 
+    def __str__(self) -> str:
+        return f"{self.target}: {self.op} at {self.location}"
+
 
 class CapturedProgram(Exports):
     """What :func:`functionalize.capture` returns: call it as the original, read its graph, export it.

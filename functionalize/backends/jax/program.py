@@ -93,6 +93,9 @@ class JaxProgram:
         self._wide = is_wide(self._program.interpreter.graph)
         self.__signature__ = UNNAMED
 
+    def __repr__(self) -> str:
+        return f"JaxProgram({self._program.described()})"
+
     @property
     def initial_state(self) -> State:
         """The state as the program's objects have it now: arrays by path, new ones each time, so that they may go."""
