@@ -102,6 +102,9 @@ def capture(
         >>> x = torch.zeros(3)
         >>> program(x), x
         (tensor(1.), tensor([1., 0., 0.]))
+        >>> program = capture(bump, (torch.zeros(3),), dynamic_shapes={"x": {0: "length"}})
+        >>> program(torch.zeros(5))
+        tensor(1.)
     """
     check_remove(remove)
     _check_options(args, on_guard_failure, on_data, cache_size)
