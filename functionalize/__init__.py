@@ -1,8 +1,41 @@
-"""functionalize: turn any PyTorch program into one without mutation, and without views if asked for."""
+"""functionalize: turn any PyTorch program into one without mutation, and without views if asked for.
+
+Functions:
+    functionalize           transform a function: no intermediate tensor is mutated
+    capture                 record a module or a function as a graph without mutation
+    dynamo_backend          a backend for torch.compile that gives a compiler such graphs
+    from_exported_program   a captured program from a torch.export.ExportedProgram
+    jaxify                  a torch function or module as a function of JAX arrays
+    deferred_init           construct a module on fake tensors, and record how to compute them
+    is_deferred             whether a tensor or a module is deferred
+    materialize_tensor      compute a deferred tensor, or the shard of it that a rank holds
+    materialize_module      compute the parameters and buffers of a deferred module, in place
+    fake_mode               a context in which every tensor that is made is fake
+    is_fake                 whether a tensor is fake
+    meta_like               a tensor on device meta like a fake one
+
+Classes:
+    CapturedProgram             what capture returns: call it, read its graph, export it
+
+Errors and warnings:
+    DataDependentError          the program depends on tensor values in a way that a graph cannot hold
+    DeferredError               a construction cannot be deferred or materialized
+    InputMismatchError          a program is called with inputs that it was not captured for
+    NotDeferredError            a fake tensor was not made by deferred_init
+    NotEquivalentError          a program and its original give different results
+    NotFunctionalError          a graph that should have no mutation has one
+    UnsupportedExportError      a backend cannot represent the program
+    UnsupportedMutationError    the program has a write that no functional program can express
+    UnsupportedProgramError     the program cannot be captured
+    DecisionsAssertedWarning    an export asserts the outcomes of branches on tensor values
+    NotCapturedWarning          a call ran the original, as it could not be captured
+    TrainingModeWarning         a module is exported in training mode
+"""
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -31,9 +64,11 @@ if TYPE_CHECKING:
         UnsupportedProgramError,
     )
     from functionalize.graph_capture.capture import capture as capture
+    from functionalize.runtime.captured_program import CapturedProgram as CapturedProgram
     from functionalize.transform.api import functionalize as functionalize
 
 __all__ = [
+    "CapturedProgram",
     "DataDependentError",
     "DecisionsAssertedWarning",
     "DeferredError",
@@ -65,6 +100,7 @@ _FAKES = ("fake_mode", "is_fake", "meta_like")
 _HOME = dict.fromkeys(__all__, "functionalize.errors") | {
     **dict.fromkeys(_DEFERRED, "functionalize.deferred.api"),
     **dict.fromkeys(_FAKES, "functionalize.deferred.fakes"),
+    "CapturedProgram": "functionalize.runtime.captured_program",
     "capture": "functionalize.graph_capture.capture",
     "dynamo_backend": "functionalize.backends.dynamo",
     "from_exported_program": "functionalize.backends.exported_program",
@@ -78,3 +114,8 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    """The public names; `jaxify` only where jax is installed, so that `help` can import all of them."""
+    return [name for name in __all__ if name != "jaxify" or importlib.util.find_spec("jax") is not None]

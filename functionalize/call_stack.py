@@ -70,22 +70,39 @@ Positions = tuple[tuple[int, int], ...]  # of the program's frames, innermost fi
 
 
 class Origin:
-    """Where a program is: the frames of the scope that runs, and the origin of the scope itself."""
+    """Where a program is: the frames of the scope that runs, and the origin of the scope itself.
 
-    __slots__ = ("_text", "_trace", "frames", "outer")
+    ``modules``: those whose ``forward`` runs, as the meta of nodes has them.
+    """
+
+    __slots__ = ("_text", "_trace", "frames", "modules", "outer")
 
     def __init__(self, frames: Positions, outer: Origin | Location) -> None:
         self.frames, self.outer = frames, outer  # outermost: the line that calls the program
+        self.modules: dict[str, tuple[str, str]] = {}
         self._trace: str | None = None
         self._text: str | None = None
 
     @property
     def location(self) -> Location:
-        """The line of the innermost frame that is the user's."""
+        """The line of the innermost frame that is the user's; else the one that calls the program."""
+        return self._users_line or self._caller
+
+    @property
+    def inside(self) -> Location:
+        """The line of the innermost frame of the program that is the user's; else of a library."""
+        return self._users_line or self.decisive
+
+    @property
+    def _users_line(self) -> Location | None:
         user = next((one for one in self.frames if _is_users(_CODES[one[0]].co_filename)), None)
         if user is not None:
             return location_of(user)
-        return self.outer if isinstance(self.outer, Location) else self.outer.location
+        return None if isinstance(self.outer, Location) else self.outer._users_line
+
+    @property
+    def _caller(self) -> Location:
+        return self.outer if isinstance(self.outer, Location) else self.outer._caller
 
     @property
     def decisive(self) -> Location:

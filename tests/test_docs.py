@@ -158,6 +158,13 @@ def test_public_api_has_examples() -> None:
     assert not bare
 
 
+def test_python_lists_the_public_names() -> None:
+    """``dir`` gives them alone, and the text of the package, which ``help`` begins with, says what each is."""
+    assert sorted(dir(functionalize)) == sorted(functionalize.__all__)
+    said = re.findall(r"^    (\w+) {2,}\S.*$", functionalize.__doc__ or "", re.MULTILINE)
+    assert sorted(said) == sorted(functionalize.__all__)
+
+
 def is_exception(value: object) -> bool:
     return isinstance(value, type) and issubclass(value, BaseException)
 

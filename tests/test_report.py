@@ -179,13 +179,88 @@ def test_every_write_back_is_drawn(real: dict[str, Report]) -> None:
         assert len(lanes) == len(set(lanes))
 
 
-def test_sizes_that_are_symbols_keep_their_names() -> None:
-    rows = torch.export.Dim("rows", min=3)
+def test_sizes_that_may_differ_have_the_caller_s_names_and_their_bounds() -> None:
+    rows = torch.export.Dim("rows", min=3, max=64)
     report = build(capture(edit_rows, (torch.ones(4, 6),), dynamic_shapes={"table": {0: rows}}))
     (table,) = [storage for storage in report.storages if storage.backs]
-    assert re.fullmatch(r"f32\[s\d+,6\]", table.look) and table.bytes == 96
+    assert table.look == "f32[rows,6]" and table.bytes == 96
+    assert [view.region for view in table.views] == ["f32[rows,6]", "f32[rows - 1,6] at 6"]
+    assert report.mutations[0].region == "f32[rows - 1,6] at 6"
+    assert "f32[rows,6]" in [node.look for node in report.nodes if node.role == "op"]
+    assert report.sizes == ("rows: 3 to 64 (dimension 0 of `table`)",)
     assert "sizes of the example inputs" in report.subtitle
-    checked(page(report))
+    html = page(report)
+    checked(html)
+    assert "<code>rows: 3 to 64</code>" in html and not re.search(r"\bs\d+\b[^}]*,6\]", html)
+
+
+def test_sizes_of_one_name_are_one_and_a_size_without_a_name_has_torch_s() -> None:
+    spec = {"x": {0: "batch"}, "y": {0: "batch", 1: torch.export.Dim.AUTO}}
+    program = capture(lambda x, y: x.add_(y.sum(1)), (torch.ones(4), torch.ones(4, 3)), dynamic_shapes=spec)
+    batch, columns = program.sizes
+    assert str(batch) == "batch: 2 or more (dimension 0 of `x`, dimension 0 of `y`)" and len(batch.symbols) == 2
+    assert (columns.low, columns.high, columns.places) == (2, None, ("dimension 1 of `y`",))
+    assert {storage.look for storage in build(program).storages} == {"f32[batch]"}
+    assert str(program.guards).count("batch") == 1  # that both are equal, the name says
+
+
+def test_the_backward_that_a_capture_adds_is_not_the_program_s() -> None:
+    """What a program does by itself is: its own `backward()` is a part of it."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+
+    def step(x: Tensor) -> Tensor:
+        loss: Tensor = model(x).sum()
+        loss.backward()
+        return loss
+
+    with torch.no_grad():
+        forward = build(capture(model, (torch.ones(3, 4),)))
+    report = build(capture(model, (torch.ones(3, 4),)))
+    assert (report.views, len(report.storages)) == (forward.views, len(forward.storages)) == (2, 2)
+    assert not any("tangent" in storage.name for storage in report.storages)
+    assert not any("capture(model" in line.text for line in report.lines.values())
+    whole = build(capture(step, (torch.ones(3, 4),)))
+    assert whole.views > report.views and "loss.backward()" in {line.text.strip() for line in whole.lines.values()}
+
+
+class Writes(nn.Module):
+    def forward(self, rows: Tensor) -> Tensor:
+        rows[0].add_(1)
+        rows[1:3].mul_(2)
+        return rows
+
+
+class WritesAndReads(nn.Module):
+    """One module writes, another line reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes = Writes()
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = self.writes(x.view(4, 3))
+        between = torch.ones(())
+        return rows.sum() + between
+
+
+def test_a_scatter_stands_at_the_line_and_in_the_module_that_wrote() -> None:
+    report = build(capture(WritesAndReads(), (torch.zeros(12),)))
+    made = {node.name: node for node in report.nodes if node.role == "op"}
+    wrote = {
+        name: text(report, report.chains[node.chain or 0][-1]) for name, node in made.items() if node.chain is not None
+    }
+    assert wrote["select_scatter"] == "rows[0].add_(1)" and wrote["slice_scatter"] == "rows[1:3].mul_(2)"
+    assert wrote["sum_1"] == "return rows.sum() + between"
+    modules = {name: [step[0] for step in node.path] for name, node in made.items()}
+    assert modules["select_scatter"] == modules["slice_scatter"] == ["WritesAndReads", "writes"]
+    assert modules["sum_1"] == ["WritesAndReads"]
+
+
+def test_one_is_no_plural() -> None:
+    html = page(build(capture(lambda x: x[0].add_(1), (torch.zeros(3),))))
+    labels = re.findall(r"<strong>(\d+)</strong><span>(.*?)</span><small>(.*?)</small>", html)
+    assert ("1", "storage", "viewed or written") in labels and ("1", "write-back", "to 1 tensor") in labels
+    assert "1 function</small>" in html
 
 
 def edit_rows(table: Tensor) -> None:
@@ -466,6 +541,24 @@ def test_a_node_leads_to_its_line(browser: Browser) -> None:
         "JSON.parse(document.querySelector('#chains').textContent)[document.querySelector('.node.on').dataset.chain]"
     )
     assert browser.run(f"{chain}.at(-1)") == int(line)
+
+
+@browser_only
+def test_columns_are_as_wide_as_their_texts_where_there_is_room(browser: Browser) -> None:
+    cells = "[...document.querySelectorAll('.row > *, .mutations td')].filter(e => e.checkVisibility())"
+    assert browser.run(f"{cells}.length") > 100
+    assert browser.run(f"{cells}.filter(e => e.scrollWidth > e.clientWidth + 1).map(e => e.textContent)") == []
+
+
+@browser_only
+def test_a_narrow_page_is_not_wider_than_its_window(browser: Browser) -> None:
+    size = {"width": 420, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    browser.call("Emulation.setDeviceMetricsOverride", **size)
+    browser.until("innerWidth === 420")
+    assert browser.run("document.documentElement.scrollWidth") == 420
+    row = "document.querySelector('.row.write')"
+    assert browser.run(f"{row}.closest('.picture').scrollWidth > 420")  # what does not fit is reached by scrolling
+    assert browser.run(f"[...{row}.children].every(e => e.scrollWidth <= e.clientWidth + 1)")
 
 
 @browser_only

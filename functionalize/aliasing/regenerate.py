@@ -11,6 +11,7 @@ Invariant: a value is only used at a position where it is right. Limits: nothing
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from itertools import groupby
 from typing import Any, Protocol
@@ -32,6 +33,9 @@ class Execution(Protocol):
 
     def recorded_view(self, view: View, source_value: Value) -> Value | None:
         """A view's value, given its source's, where no op has to run for it; else None."""
+
+    def carrying_out(self, base: Base, write: int) -> AbstractContextManager[None]:
+        """While ops run for a write to a base, given by its position in the log, whoever reads the base."""
 
     @property
     def views_alias(self) -> bool:
@@ -146,7 +150,8 @@ def _scatter(run: Execution, batch: dict[View, Value], before: LazyValue) -> Val
         batch = {child: value for child, value in batch.items() if child not in tiles}
     for child, value in batch.items():
         assert child.rule is not None
-        before = _constant(child.rule.inverse(run.call, partial(_owned, run, child, before), value))
+        with run.carrying_out(child.base, child.generation):
+            before = _constant(child.rule.inverse(run.call, partial(_owned, run, child, before), value))
     return before()
 
 
@@ -175,10 +180,11 @@ def _tile(run: Execution, tiles: list[View], batch: dict[View, Value], before: L
     first, last, source = tiles[0].part, tiles[-1].part, tiles[0].parent
     assert first is not None and last is not None and source is not None
     join = aten.stack.default if first.drops else aten.cat.default
-    piece = run.call(join, [batch[child] for child in tiles], first.dim)
-    if first.start == 0 and last.stop == source.layout.size[first.dim]:
-        return piece
-    return run.call(aten.slice_scatter.default, before(), piece, first.dim, first.start, last.stop)
+    with run.carrying_out(source.base, max(child.generation for child in tiles)):
+        piece = run.call(join, [batch[child] for child in tiles], first.dim)
+        if first.start == 0 and last.stop == source.layout.size[first.dim]:
+            return piece
+        return run.call(aten.slice_scatter.default, before(), piece, first.dim, first.start, last.stop)
 
 
 def _constant(value: Any) -> LazyValue:

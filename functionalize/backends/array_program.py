@@ -112,6 +112,15 @@ class ArrayProgram:
                 "torch.no_grad()",
             )
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.described()})"
+
+    def described(self) -> str:
+        """The backend, the arguments, the state and what of it a call writes, as text."""
+        rows = {"arguments": list(self.looks), "state": list(self.keys.values()), "written": sorted(self.written)}
+        said = [f"{what}: {', '.join(names)}" for what, names in rows.items() if names]
+        return "; ".join([self.backend.name, *said])
+
     def __call__(self, state: Mapping[str, Any], /, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], Any]:
         """The new state and what the program returns, from a state and arguments as the original's.
 

@@ -12,7 +12,7 @@ process, one thread at a time.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -340,6 +340,10 @@ class WriteWatch:
 
     def viewed(self, view: View, op: Any) -> None:
         """Views are nobody's concern."""
+
+    def writes_of(self, base: Base) -> Sequence[Any]:
+        """Nothing is noted."""
+        return ()
 
     def wrote(self, view: View, op: Any) -> None:
         """Refuse a write to a tensor from outside, or to memory that has become real."""

@@ -59,7 +59,8 @@ def capture(
         args: example inputs, a tuple or a list. The program is right for inputs of the same shapes, dtypes, devices
             and aliasing.
         kwargs: example inputs by name.
-        remove: ``"mutations_and_views"`` to compute by ``*_copy`` ops what view ops would alias, or ``"mutations"``.
+        remove: ``"mutations_and_views"`` (the default here; that of ``functionalize`` is ``"mutations"``) replaces
+            view ops by their ``*_copy`` variants; ``"mutations"`` keeps view ops.
         dynamic_shapes: as in ``torch.export.export``: which sizes may differ from call to call. A program that is
             right for a part of a ``Dim``'s sizes only is an error; with ``Dim.AUTO`` it takes the sizes that it can.
             A name is a ``Dim``: ``{"x": {0: "batch"}}``, as torch.onnx has it; sizes of one name are equal.
@@ -72,8 +73,9 @@ def capture(
             as many variants, which differ in what the data decide; more are an error.
         partition_fn: as in AOTAutograd: cuts the joint graph of forward and backward in two when a call is first
             differentiated. Unless given, ``min_cut_rematerialization_partition``.
-        on_data: where the program decides by data (``if x.sum() > 0``): ``"decide"`` as the example inputs do, to check
-            at each call whether it decides alike, and to capture another variant where it does not; or ``"raise"``.
+        on_data: where the program branches on tensor values (``if x.sum() > 0``): with ``"decide"`` the capture takes
+            the branch of the example inputs, each call checks its outcome, and another outcome is captured as a
+            further variant; ``"raise"`` refuses such a program.
         is_exporting: what ``torch.compiler.is_compiling()`` and ``is_exporting()`` answer while a capture runs.
             Libraries ask, to go a way without Python's caches and without decisions; eager gets ``False``.
 
@@ -86,7 +88,7 @@ def capture(
         InputMismatchError: the program is not right for all sizes that ``dynamic_shapes`` asks for.
         UnsupportedMutationError: the program writes what no functional program can express.
         UnsupportedProgramError: it has tensors or modules that no captured program can have.
-        DataDependentError: it decides by data, and has none (fake example inputs), or is not to.
+        DataDependentError: it branches on tensor values, and the example inputs are fake or ``on_data="raise"``.
 
     Example:
         >>> import torch
@@ -100,6 +102,9 @@ def capture(
         >>> x = torch.zeros(3)
         >>> program(x), x
         (tensor(1.), tensor([1., 0., 0.]))
+        >>> program = capture(bump, (torch.zeros(3),), dynamic_shapes={"x": {0: "length"}})
+        >>> program(torch.zeros(5))
+        tensor(1.)
     """
     check_remove(remove)
     _check_options(args, on_guard_failure, on_data, cache_size)

@@ -205,4 +205,5 @@ def size_guards(environment: Any, metadata: ProgramMetadata) -> SizeGuards | Non
     if not layouts:
         return None
     labels = {number: metadata.inputs[number].label for number in layouts}
-    return SizeGuards(layouts, labels, symbols.guards(environment), environment.var_to_range)
+    conditions, ranges = symbols.guards(environment), environment.var_to_range
+    return SizeGuards(layouts, labels, conditions, ranges, getattr(environment, "dims", {}))

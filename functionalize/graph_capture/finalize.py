@@ -141,6 +141,7 @@ class GraphFinalizer:
         decisions = DecisionsOfGraph(self.decider, self.outputs)
         further = [*(output for output, _ in symbols.computed), *(decision.output for decision in decisions.all)]
         wanted = [*results, *map(GraphNumber, [*further, *self._object_numbers])]
+        self.context.historian = None  # what the backward does is not the program's
         traced = None if whole else self._traced(joint, analysis, aliases, begun, mutations, wanted, decisions)
         joint.regions.resolve()  # no more is traced: what a checkpointed region drew a second time goes
         self._count_writes(writes, {mutation.input for mutation in mutations}, layouts.old_storages)

@@ -58,19 +58,21 @@ class Provenance:
         """Where the program is."""
         context = self._context
         if context is None:
-            return self._scopes.here()
+            return self.now()
         if context.origin is None:
-            context.origin = self._scopes.here()
+            context.origin = self.now()
         return context.origin  # type: ignore[no-any-return]
 
     def now(self) -> Origin:
         """Where the program is, beside its last op."""
-        return self._scopes.here()
+        origin = self._scopes.here()
+        origin.modules = self._running[-1]
+        return origin
 
     def note(self, node: Node) -> None:
         """A node was added to the graph just now."""
-        node.meta["nn_module_stack"] = self._running[-1]
-        node.meta["stack_trace"] = self.here()  # as text in the end
+        origin = node.meta["stack_trace"] = self.here()  # as text in the end
+        node.meta["nn_module_stack"] = origin.modules
         if not torch.is_grad_enabled():
             node.meta[NO_GRAD] = True
         for observer in self._observers:

@@ -1,6 +1,6 @@
 """Makes the data of a report from a captured program.
 
-Invariant: the program is only looked at. Limits: a node or event whose line is not known stands without a link.
+Invariant: the program is not changed. Limits: a node or event whose line is not known stands without a link.
 """
 
 from __future__ import annotations
@@ -52,8 +52,12 @@ class Program(Protocol):
         """Every write to an input or to state."""
 
     @property
+    def sizes(self) -> Any:
+        """The sizes that may differ from call to call."""
+
+    @property
     def variants(self) -> Any:
-        """The ways that it goes by the data of its calls."""
+        """Its variants: one for each outcome of its branches on tensor values."""
 
 
 def build(
@@ -74,6 +78,7 @@ def build(
 class _Builder:
     def __init__(self, program: Program, shared: Sequence[Sequence[str]]) -> None:
         self._program, self._sources = program, Sources()
+        self._symbols = {symbol: size.name for size in program.sizes for symbol in size.symbols}
         self._sharing = {name: list(group) for group in shared for name in group}
         self._fx = list(program.graph.nodes)
         self._placeholders = [node for node in self._fx if node.op == "placeholder"]
@@ -102,6 +107,7 @@ class _Builder:
             self._sources.chains,
             tuple(self._mutations()),
             tuple(metadata),
+            tuple(map(str, self._program.sizes)),
         )
 
     def _title(self) -> str:
@@ -115,7 +121,7 @@ class _Builder:
 
     def _nodes(self) -> Iterator[model.Node]:
         for number, node in enumerate(self._fx):
-            look = look_of(_value(node))
+            look = self._look(node)
             if node.op == "placeholder":
                 name, kind = self._names.get(node.name, node.name), self._kind_text(node.name)
                 yield model.Node(number, "input", node.name, name, look, kind, None, (("inputs", ""),))
@@ -128,7 +134,17 @@ class _Builder:
         for number, (value, spec) in enumerate(zip(results, self._outputs, strict=True), len(self._fx)):
             note = f"written back to {spec.target}" if spec.kind in _MUTATIONS else "returned"
             name = value.name if isinstance(value, FxNode) else repr(value)
-            yield model.Node(number, "output", note, name, look_of(_value(value)), "", None, (("outputs", ""),))
+            yield model.Node(number, "output", note, name, self._look(value), "", None, (("outputs", ""),))
+
+    def _look(self, node: Any) -> str:
+        return self._named(look_of(_value(node)))
+
+    def _region(self, region: Layout) -> str:
+        return self._named(place_of(region.dtype, region.size, region.stride, region.offset))
+
+    def _named(self, text: str) -> str:
+        """A text with the caller's names for sizes."""
+        return _WORD.sub(lambda word: self._symbols.get(word[0], word[0]), text) if self._symbols else text
 
     # Storages
 
@@ -138,22 +154,26 @@ class _Builder:
         for base in self._program.alias_history.bases:
             key = self._sharing.get(base.name, [base.name])[0] if base.name in self._inputs else base.index
             groups.setdefault(key, []).append(base)
-        for number, bases in enumerate(groups.values()):
-            yield self._storage(number, bases)
+        number = 0
+        for bases in groups.values():
+            storage = self._storage(number, bases)
+            if storage.events > 1 or storage.backs:  # else an alias of all of it, which is never written
+                number += 1
+                yield storage
 
     def _storage(self, number: int, bases: list[BaseRecord]) -> model.Storage:
         name, root = bases[0].name, bases[0].root.region
         views, places = self._views(bases)
         writes = []
         for write in (write for base in bases for write in base.writes):
-            line = self._sources.handled(write.location, wrote=True)
-            region = _region(write.view.region)
+            line = self._sources.handled(write.origin.inside, wrote=True)
+            region = self._region(write.view.region)
             writes.append(model.Write(places[write.view.index], write.op, region, write.time, line))
         return model.Storage(
             number,
             self._names.get(name, name),
             self._kind_text(name) if name in self._inputs else model.INTERMEDIATE,
-            _region(root),
+            self._region(root),
             _bytes(root),
             self._path(bases[0]),
             views,
@@ -171,9 +191,9 @@ class _Builder:
                 continue
             places[record.index] = len(views)
             parent = (0 if views else None) if record.parent is None else places[record.parent.index]
-            line = None if parent is None else self._sources.handled(record.location, wrote=False)
+            line = None if parent is None else self._sources.handled(record.origin.inside, wrote=False)
             op = record.op or ("alias" if views else "")
-            views.append(model.View(len(views), parent, op, _region(record.region), record.time, line))
+            views.append(model.View(len(views), parent, op, self._region(record.region), record.time, line))
         return tuple(views), places
 
     def _path(self, base: BaseRecord) -> tuple[str, ...]:
@@ -182,7 +202,7 @@ class _Builder:
             return _steps(spec.target, ".") if spec.target else _steps(base.name, "_")
         if base.name in self._numbers and (modules := _modules(self._fx[self._numbers[base.name]])):
             return _steps(f"{modules[-1][0]}.", ".")
-        location = base.root.location
+        location = base.root.origin.inside
         return (f"{location.function} in {short(location.file)}",) if location.line else ()
 
     def _backs(self, name: str, root: Layout) -> Iterator[model.Back]:
@@ -195,19 +215,20 @@ class _Builder:
                 part = size is not None and size < _bytes(root)
                 region = f"{look_of(value)} of {place_of(root.dtype, root.size)}" if part else look_of(value)
                 name = output.arg.name
-                yield model.Back(number, self._numbers.get(name), str(output.target), name, region, size)
+                at = self._numbers.get(name)
+                yield model.Back(number, at, str(output.target), name, self._named(region), size)
 
     # Tables
 
     def _mutations(self) -> Iterator[model.Mutation]:
         for write in self._program.mutations:
-            kind = str(write.kind.name).removesuffix("_MUTATION").lower().replace("_", " ")
+            kind = str(write.kind.name).removesuffix("_MUTATION").removeprefix("USER_").lower()
             found = _LOCATION.match(write.location)
             line = self._sources.lines.get((found[1], int(found[2]))) if found else None
             shown = write.location.replace(found[1], short(found[1]), 1) if found else write.location
             number = None if line is None else line.number
             region = write.region
-            yield model.Mutation(kind, write.target, write.op, _region(region), _bytes(region), number, shown)
+            yield model.Mutation(kind, write.target, write.op, self._region(region), _bytes(region), number, shown)
 
     def _amounts(self) -> Iterator[model.Amount]:
         inputs = [node for node in self._placeholders if self._kind(node.name) == InputKind.USER_INPUT]
@@ -232,6 +253,7 @@ class _Builder:
         return None if number is None else _value(self._fx[number])
 
 
+_WORD = re.compile(r"\w+")
 _LOCATION = re.compile(r"(.+?):(\d+) in ")
 _REMOVED = {"mutations": "mutations removed, views kept", "mutations_and_views": "mutations and views removed"}
 
@@ -254,10 +276,6 @@ def _amount(label: str, values: Any, detail: str = "") -> model.Amount:
 
 def _value(node: Any) -> Any:
     return node.meta.get("val") if isinstance(node, FxNode) else node
-
-
-def _region(region: Layout) -> str:
-    return place_of(region.dtype, region.size, region.stride, region.offset)
 
 
 def _bytes(region: Layout) -> int:

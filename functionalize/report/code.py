@@ -68,7 +68,9 @@ def look_of(value: Any) -> str:
         return place_of(value.dtype, value.size())
     if isinstance(value, (list, tuple)):
         return f"({', '.join(map(look_of, value))})"
-    return "" if value is None else type(value).__name__.lower() if isinstance(value, torch.SymInt) else repr(value)
+    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return type(value).__name__.removeprefix("Sym").lower()
+    return "" if value is None else repr(value)
 
 
 def place_of(dtype: Any, size: Any, stride: Any = None, offset: Any = 0) -> str:

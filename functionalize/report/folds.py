@@ -19,9 +19,9 @@ _DRAWN = 110  # rows of pictures that are
 Step = TypeVar("Step")
 GROUPS = {
     "written back": ("Written back", "inputs and state that the program changed"),
-    "written inside": ("Written inside", "intermediate storages that are changed in index, and forgotten"),
-    "read": ("Only viewed", "inputs and state of which the program made views, and wrote to none"),
-    "viewed inside": ("Intermediates", "storages that the program made and viewed"),
+    "written inside": ("Written inside", "tensors that the program made and changed in place"),
+    "read": ("Only viewed", "inputs and state that the program viewed and did not write"),
+    "viewed inside": ("Intermediates", "tensors that the program made and viewed"),
 }
 
 

@@ -181,6 +181,7 @@ class Report:
     chains: tuple[tuple[int, ...], ...]
     mutations: tuple[Mutation, ...]
     metadata: tuple[tuple[str, str], ...] = ()  # what gets another size, strides or storage, and by which op
+    sizes: tuple[str, ...] = ()  # that may differ: the name of each, its bounds and the dimensions that have it
     branches: tuple[Branch, ...] = ()
 
     @property

@@ -42,6 +42,7 @@ from functionalize.runtime.graph_forms import with_copies
 from functionalize.runtime.guards import Guard
 from functionalize.runtime.metadata import GraphInput
 from functionalize.runtime.partition import PartitionFn
+from functionalize.runtime.size_guards import Size
 from functionalize.runtime.specialization import Capture, Recapture, Specialization
 from functionalize.runtime.variants import Variant, agreeing, too_many, undecided
 
@@ -72,9 +73,26 @@ class Mutation:
     op: str
     location: str
 
+    def __str__(self) -> str:
+        return f"{self.target}: {self.op} at {self.location}"
+
 
 class CapturedProgram(Exports):
-    """What :func:`functionalize.capture` returns."""
+    """What :func:`functionalize.capture` returns: call it as the original, read its graph, export it.
+
+    Example:
+        >>> import torch
+        >>> from functionalize import capture
+        >>> def bump(x):
+        ...     x[0].add_(1)
+        ...     return x.sum()
+        >>> capture(bump, (torch.zeros(3),))
+        CapturedProgram(bump)
+          inputs    x
+          writes    x
+          graph     4 operators, remove='mutations_and_views'
+          variants  1
+    """
 
     def __init__(
         self,
@@ -111,7 +129,7 @@ class CapturedProgram(Exports):
     def mutations(self) -> list[Mutation]:
         """Every write to an input or to state."""
         return [
-            Mutation(kind, target, write.view.region, write.op, str(write.location))
+            Mutation(kind, target, write.view.region, write.op, str(write.origin.inside))
             for kind, target, base in self._recorded.written
             for write in self._recorded.historian.writes_of(base)
         ]
@@ -143,6 +161,19 @@ class CapturedProgram(Exports):
             ['the call: grad mode True', 'the input `x`: size (3,)']
         """
         return list(self._first.guards.listed())
+
+    @property
+    def sizes(self) -> list[Size]:
+        """The sizes that may differ from call to call, each with its bounds; none without ``dynamic_shapes``.
+
+        Example:
+            >>> import torch
+            >>> from functionalize import capture
+            >>> program = capture(lambda x: x + 1, (torch.zeros(4),), dynamic_shapes={"x": {0: "batch"}})
+            >>> print(*program.sizes)
+            batch: 2 or more (dimension 0 of `x`)
+        """
+        return [] if self._first.guards.sizes is None else self._first.guards.sizes.described()
 
     @property
     def variants(self) -> list[Variant]:
@@ -222,6 +253,20 @@ class CapturedProgram(Exports):
                 found = CapturedProgram(self._recapture(args, kwargs), recapture=self._recapture, **how)
             self._others = dict([*self._others.items(), (key, found)][-self._cache_size :])
         return found
+
+    def __repr__(self) -> str:
+        arguments = [entry.name for entry in self.inputs if entry.argument is not None]
+        count = sum(entry.argument is None for entry in self.inputs)
+        rows = {
+            "inputs": ", ".join(arguments),
+            "state": f"{count} tensor{'s' if count != 1 else ''}" if count else "",
+            "writes": ", ".join(dict.fromkeys(target for _, target, _ in self._recorded.written)),
+            "sizes": ", ".join(map(str, self.sizes)),
+            "graph": f"{sum(one.op == 'call_function' for one in self.graph.nodes)} operators, remove={self.remove!r}",
+            "variants": str(len(self._specializations)),
+        }
+        name = getattr(self.original, "__qualname__", type(self.original).__name__)
+        return "\n".join([f"CapturedProgram({name})", *(f"  {row:<9} {text}" for row, text in rows.items() if text)])
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(_BOUND)

@@ -5,14 +5,16 @@ Invariant: a call is computed only for sizes for which each decision that the ca
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from functionalize.errors import InputMismatchError
 
 Sizes = tuple[tuple[int, Any, Any], ...]  # of inputs, by number: their sizes and their strides
 
-_UNBOUNDED = 2**62  # an upper end beyond this is torch's for a size without one
+_UNBOUNDED = 2**31  # upper ends from here on are none that anybody asked for
 _LARGEST = 65_536  # upper end of a range that is tried
 _TRIED = 64  # sizes next to the end of a range, where the end itself does not meet all conditions
 
@@ -20,6 +22,32 @@ _TRIED = 64  # sizes next to the end of a range, where the end itself does not m
 def no_sizes(inputs: Sequence[Any]) -> Sizes:
     """The sizes that may differ where all of them are numbers."""
     return ()
+
+
+@dataclass(frozen=True)
+class Size:
+    """A size that may differ from call to call.
+
+    ``name``: that of its ``Dim``, else torch's symbol. ``low``, ``high``: the sizes that a call may have; ``high`` is
+    None where there is no bound. ``places``: the dimensions that have it. ``symbols``: torch's names of it.
+
+    Example:
+        >>> import torch
+        >>> from functionalize import capture
+        >>> batch = torch.export.Dim("batch", max=64)
+        >>> program = capture(lambda x: x + 1, (torch.zeros(3, 2),), dynamic_shapes={"x": {0: batch}})
+        >>> print(*program.sizes)
+        batch: 2 to 64 (dimension 0 of `x`)
+    """
+
+    name: str
+    low: int
+    high: int | None
+    places: tuple[str, ...]
+    symbols: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.name}: {_range(self.low, self.high)}" + (f" ({', '.join(self.places)})" if self.places else "")
 
 
 class SizeGuards:
@@ -31,10 +59,15 @@ class SizeGuards:
         labels: Mapping[int, str],
         conditions: Iterable[Any],
         ranges: Mapping[Any, Any],
+        names: Mapping[Any, str],
     ) -> None:
-        """``layouts``: of inputs whose sizes have symbols, as expressions; ``labels``: what messages call them."""
+        """``layouts``: of inputs whose sizes have symbols, as expressions; ``labels``: what messages call them.
+
+        ``names``: of symbols that the caller has named.
+        """
         self._layouts, self._labels = dict(layouts), dict(labels)
         self._conditions, self._ranges = list(conditions), dict(ranges)
+        self._names = {str(symbol): name for symbol, name in names.items()}
 
     @property
     def inputs(self) -> frozenset[int]:
@@ -42,10 +75,10 @@ class SizeGuards:
         return frozenset(self._layouts)
 
     def narrowed(self, environment: Any) -> SizeGuards:
-        """These, and what a trace has taken for granted since: to spell out an operator asks of sizes."""
+        """These, and what a trace has taken for granted since: decomposing an operator compares sizes."""
         from functionalize._torch.symbols import guards  # here: loads sympy
 
-        return SizeGuards(self._layouts, self._labels, guards(environment), environment.var_to_range)
+        return SizeGuards(self._layouts, self._labels, guards(environment), environment.var_to_range, self._names)
 
     def of(self, values: Sequence[Any]) -> Sizes:
         """The sizes of a call's inputs that may differ."""
@@ -60,16 +93,30 @@ class SizeGuards:
         return True
 
     def listed(self) -> Iterator[Any]:
-        """Ranges and conditions, as data."""
-        places = {
-            size: f"dimension {dim} of {self._labels[number]}"
-            for number, layout in reversed(self._layouts.items())
-            for dim, size in reversed([*enumerate(layout.size)])
-        }
-        for symbol, bounds in self._ranges.items():
-            place = f" ({places[symbol]})" if symbol in places else ""
-            yield f"{symbol}{place} is {_range(bounds)}"
-        yield from map(str, self._conditions)
+        """Ranges and conditions, as text in the caller's names."""
+        ends = ((symbol, *_ends(bounds)) for symbol, bounds in self._ranges.items() if symbol.is_integer)
+        found = [f"{low} <= {one}" + ("" if high is None else f" <= {high}") for one, low, high in ends]
+        said = map(self._named, [*found, *map(str, self._conditions)])
+        yield from (text for text in dict.fromkeys(said) if not _SAME.fullmatch(text))
+
+    def described(self) -> list[Size]:
+        """The sizes that may differ; of sizes with one name the bounds that all have."""
+        found: dict[str, Size] = {}
+        for number, layout in self._layouts.items():
+            for dim, size in enumerate(layout.size):
+                if type(size) is int or not size.is_symbol:
+                    continue
+                name, place = self._named(str(size)), f"dimension {dim} of {self._labels[number].split(maxsplit=2)[-1]}"
+                low, high = _ends(self._ranges[size])
+                symbols = tuple(symbol for symbol, given in self._names.items() if given == name) or (name,)
+                known = found.get(name, Size(name, low, high, (), symbols))
+                highs = [end for end in (known.high, high) if end is not None]
+                places = (*known.places, place)
+                found[name] = Size(name, max(known.low, low), min(highs, default=None), places, symbols)
+        return list(found.values())
+
+    def _named(self, text: str) -> str:
+        return _SYMBOL.sub(lambda found: self._names.get(found[0], found[0]), text)
 
     def check(self, values: Sequence[Any]) -> None:
         """Raise where the sizes of a call are not such.
@@ -130,10 +177,10 @@ class SizeGuards:
         for condition in self._conditions:
             holds = condition.xreplace(known)
             if holds in (False,) or str(holds) == "False":
-                said = ", ".join(f"{symbol} = {number}" for symbol, number in known.items())
+                said = ", ".join(dict.fromkeys(f"{self._named(str(one))} = {number}" for one, number in known.items()))
                 raise InputMismatchError(
-                    f"the program was captured for sizes with {condition}, and here {said}",
-                    hint="pass sizes for which that holds, or capture again",
+                    f"the program was captured for sizes with {self._named(str(condition))}, and here {said}",
+                    hint="pass sizes that satisfy this condition, or capture again",
                 )
 
     def _meet(self, known: dict[Any, int], size: Any, actual: int, label: str) -> None:
@@ -143,8 +190,8 @@ class SizeGuards:
             bounds = self._ranges.get(size)
             if bounds is not None and not bounds.lower <= actual <= bounds.upper:
                 raise InputMismatchError(
-                    f"{label} is {actual}, and the program was captured for {_range(bounds)}",
-                    hint="pass a size in that range, or capture again (sizes 0 and 1 are programs of their own)",
+                    f"{label} is {actual}, and the program was captured for {_range(*_ends(bounds))}",
+                    hint="pass a size in that range, or capture again (a program is captured separately for sizes 0 and 1)",
                 )
         elif type(size) is not int:
             value = size.xreplace(known)
@@ -156,7 +203,14 @@ class SizeGuards:
             )
 
 
-def _range(bounds: Any) -> str:
-    """The bounds of a size, for messages."""
-    unbounded = bounds.upper > _UNBOUNDED
-    return f"{bounds.lower} or more" if unbounded else f"{bounds.lower} to {bounds.upper}"
+_SYMBOL = re.compile(r"\bs\d+\b")  # as torch names those of sizes
+_SAME = re.compile(r"Eq\((\w+), \1\)")  # what a common name says
+
+
+def _range(low: int, high: int | None) -> str:
+    return f"{low} or more" if high is None else f"{low} to {high}"
+
+
+def _ends(bounds: Any) -> tuple[int, int | None]:
+    low = int(bounds.lower) if bounds.lower > -_UNBOUNDED else 0  # a size is never negative
+    return low, int(bounds.upper) if bounds.upper < _UNBOUNDED else None

@@ -57,6 +57,9 @@ class Variant:
     def __str__(self) -> str:
         return "\n".join(map(str, self.decisions)) or "no decisions"
 
+    def __repr__(self) -> str:
+        return f"Variant({'; '.join(map(str, self.decisions)) or 'no decisions'})"
+
 
 def agreeing(
     programs: Iterable[Specialization], answers: Mapping[object, Answers], arguments: CallArguments

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +32,7 @@ from functionalize._torch import (
 )
 from functionalize._torch.tensors import is_leaf_to_autograd
 from functionalize.aliasing.alias_graph import AliasGraph
-from functionalize.aliasing.bases import View
+from functionalize.aliasing.bases import Base, View
 from functionalize.aliasing.geometry import same
 from functionalize.aliasing.history import Historian
 from functionalize.aliasing.regenerate import commit, regenerate, top_value
@@ -131,6 +131,17 @@ class FunctionalizationContext:
 
     def call(self, op: Any, *args: Any) -> Value:
         return self.executor.call(op, *args)
+
+    @contextlib.contextmanager
+    def carrying_out(self, base: Base, write: int) -> Iterator[None]:
+        """Nodes made inside have the origin of a write to a base, which may be read much later."""
+        writes = () if self.historian is None else self.historian.writes_of(base)
+        before = self.origin
+        self.origin = writes[write - 1].origin if 0 < write <= len(writes) else before
+        try:
+            yield
+        finally:
+            self.origin = before
 
     @property
     def views_alias(self) -> bool:

@@ -93,6 +93,9 @@ class JaxProgram:
         self._wide = is_wide(self._program.interpreter.graph)
         self.__signature__ = UNNAMED
 
+    def __repr__(self) -> str:
+        return f"JaxProgram({self._program.described()})"
+
     @property
     def initial_state(self) -> State:
         """The current state of the program's objects: arrays by path, new ones for each access."""

@@ -54,6 +54,7 @@ class OnnxProgram:
         label = "the model" if isinstance(path, bytes) else str(path)
         model = _read(path, label)
         self.convention = _convention(model, label)
+        self._label = label
         self._specs = spec_of(self.convention.in_spec), spec_of(self.convention.out_spec)
         first = first_values(model, self.convention, path if isinstance(path, Path) else None, state)
         try:
@@ -98,6 +99,11 @@ class OnnxProgram:
                     "its graph: the file was changed after it was written\n"
                     "    try  keep the types of inputs and outputs when you convert the file (`keep_io_types`)"
                 )
+
+    def __repr__(self) -> str:
+        rows = {"arguments": [one.name for one in self.convention.arguments], "state": list(self._state)}
+        said = [f"{what}: {', '.join(names)}" for what, names in rows.items() if names]
+        return f"OnnxProgram({'; '.join([self._label, *said])})"
 
     @property
     def state(self) -> Mapping[str, torch.Tensor]:
