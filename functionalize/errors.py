@@ -123,7 +123,7 @@ class GradientMismatchError(InputMismatchError):
 
 
 class DataDependentError(RuntimeError):
-    """What a captured program does depends on values that only the data tell; the message says what to try."""
+    """A captured program depends on tensor values in a way that its graph cannot hold; the message says what to try."""
 
     def __init__(self, what: str, *, why: str, hint: str) -> None:
         super().__init__(f"{what}\n    why  {why}\n    try  {hint}")
@@ -145,7 +145,7 @@ class NotCapturedWarning(UserWarning):
 
 
 class DecisionsAssertedWarning(UserWarning):
-    """A program is exported that decides by data: it asserts its way, and is right for calls that decide alike."""
+    """An exported program asserts the outcomes of its branches on tensor values, and refuses calls with others."""
 
 
 class TrainingModeWarning(UserWarning):

@@ -1,7 +1,7 @@
 """A captured program: its graph, the account of its writes, and a call that does what the original does.
 
-Invariant: a program holds neither its example inputs nor what traced it. Limits: calls of another kind than the
-guards say are refused, or captured anew.
+Invariant: a program holds neither its example inputs nor what traced it. Limits: calls that the guards do not
+allow are refused, or captured again.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ class CapturedProgram(Exports):
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Compute, write back, and return what the original does.
 
-        Other grad modes, and other inputs that require gradients, are captured anew, and the result is kept; so is
+        Other grad modes, and other inputs that require gradients, are captured again, and the result is kept; so is
         Python state that leaves the graph as it is. What else differs is refused, or captured with
         ``on_guard_failure="recapture"``. While another program is captured, this one is its original.
 
