@@ -125,7 +125,7 @@ class GradientMismatchError(InputMismatchError):
 
 
 class DataDependentError(RuntimeError):
-    """What a captured program does depends on the values of tensors; the message says what to try."""
+    """A captured program depends on tensor values in a way that its graph cannot hold; the message says what to try."""
 
     def __init__(self, what: str, *, why: str, hint: str) -> None:
         super().__init__(f"{what}\n    why  {why}\n    try  {hint}")
@@ -148,7 +148,7 @@ class NotCapturedWarning(UserWarning):
 
 
 class DecisionsAssertedWarning(UserWarning):
-    """An exported program branches on tensor values: it asserts the branches that were captured, and refuses others."""
+    """An exported program asserts the outcomes of its branches on tensor values, and refuses calls with others."""
 
 
 class TrainingModeWarning(UserWarning):

@@ -238,7 +238,7 @@ class WritesAndReads(nn.Module):
         self.writes = Writes()
 
     def forward(self, x: Tensor) -> Tensor:
-        rows = self.writes(x.view(4, 3))
+        rows: Tensor = self.writes(x.view(4, 3))
         between = torch.ones(())
         return rows.sum() + between
 

@@ -1,7 +1,7 @@
 """A captured program: its graph, the account of its writes, and a call that does what the original does.
 
-Invariant: a program holds neither its example inputs nor what traced it. Limits: calls of another kind than the
-guards say are refused, or captured again.
+Invariant: a program holds neither its example inputs nor what traced it. Limits: calls that the guards do not
+allow are refused, or captured again.
 """
 
 from __future__ import annotations

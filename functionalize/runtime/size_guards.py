@@ -191,7 +191,7 @@ class SizeGuards:
             if bounds is not None and not bounds.lower <= actual <= bounds.upper:
                 raise InputMismatchError(
                     f"{label} is {actual}, and the program was captured for {_range(*_ends(bounds))}",
-                    hint="pass a size in that range, or capture again (a program is captured separately for sizes 0 and 1)",
+                    hint="pass a size in that range, or capture again (sizes 0 and 1 need a capture of their own)",
                 )
         elif type(size) is not int:
             value = size.xreplace(known)
