@@ -15,9 +15,7 @@ import numpy as np
 import torch
 
 from functionalize import capture
-from functionalize.backends.array_program import ArrayProgram
-from functionalize.backends.interpreter import Backend
-from functionalize.backends.registry import Lowerings
+from functionalize.backends import ArrayProgram, Backend, Lowerings
 
 aten = torch.ops.aten
 lowering = Lowerings("numpy")

@@ -16,6 +16,9 @@ Functions:
 
 Classes:
     CapturedProgram             what capture returns: call it, read its graph, export it
+    Guard                       what calls are compared with (program.guards)
+    Mutation                    a write to an input or to state (program.mutations)
+    Variant                     a graph for calls that take the same branches (program.variants)
 
 Errors and warnings:
     DataDependentError          the program depends on tensor values in a way that a graph cannot hold
@@ -65,6 +68,9 @@ if TYPE_CHECKING:
     )
     from functionalize.graph_capture.capture import capture as capture
     from functionalize.runtime.captured_program import CapturedProgram as CapturedProgram
+    from functionalize.runtime.captured_program import Mutation as Mutation
+    from functionalize.runtime.guards import Guard as Guard
+    from functionalize.runtime.variants import Variant as Variant
     from functionalize.transform.api import functionalize as functionalize
 
 __all__ = [
@@ -72,7 +78,9 @@ __all__ = [
     "DataDependentError",
     "DecisionsAssertedWarning",
     "DeferredError",
+    "Guard",
     "InputMismatchError",
+    "Mutation",
     "NotCapturedWarning",
     "NotDeferredError",
     "NotEquivalentError",
@@ -81,6 +89,7 @@ __all__ = [
     "UnsupportedExportError",
     "UnsupportedMutationError",
     "UnsupportedProgramError",
+    "Variant",
     "capture",
     "deferred_init",
     "dynamo_backend",
@@ -101,6 +110,9 @@ _HOME = dict.fromkeys(__all__, "functionalize.errors") | {
     **dict.fromkeys(_DEFERRED, "functionalize.deferred.api"),
     **dict.fromkeys(_FAKES, "functionalize.deferred.fakes"),
     "CapturedProgram": "functionalize.runtime.captured_program",
+    "Guard": "functionalize.runtime.guards",
+    "Mutation": "functionalize.runtime.captured_program",
+    "Variant": "functionalize.runtime.variants",
     "capture": "functionalize.graph_capture.capture",
     "dynamo_backend": "functionalize.backends.dynamo",
     "from_exported_program": "functionalize.backends.exported_program",

@@ -65,6 +65,12 @@ class Mutation:
 
     ``target``: the path of the state, or the name of the input. ``region``: the place in its storage that was
     written. ``op``: the operator. ``location``: the user's line, as ``file:line in function: text``.
+
+    Example:
+        >>> import torch
+        >>> from functionalize import capture
+        >>> capture(lambda x: x[1:].add_(1), (torch.zeros(3),)).mutations
+        [Mutation(x: float32[2] at 1, by aten.add_.Tensor)]
     """
 
     kind: OutputKind
@@ -75,6 +81,9 @@ class Mutation:
 
     def __str__(self) -> str:
         return f"{self.target}: {self.op} at {self.location}"
+
+    def __repr__(self) -> str:
+        return f"Mutation({self.target}: {self.region}, by {self.op})"
 
 
 class CapturedProgram(Exports):

@@ -63,7 +63,15 @@ _HINT = "pass inputs like those of the capture, capture again, or capture with o
 
 
 class Guard(NamedTuple):
-    """One thing that a program takes for granted: a property of a mode, an input, an argument or a Python value."""
+    """One thing that a program takes for granted: a property of a mode, an input, an argument or a Python value.
+
+    Example:
+        >>> import torch
+        >>> from functionalize import capture
+        >>> guards = capture(lambda x: x + 1, (torch.zeros(3),)).guards
+        >>> [str(guard) for guard in guards if guard.property == "size"]
+        ['the input `x`: size (3,)']
+    """
 
     subject: str
     property: str

@@ -20,7 +20,16 @@ from functionalize.runtime.specialization import Specialization
 
 
 class Variant:
-    """One way through a program: a graph for calls that take the same branches on tensor values."""
+    """One way through a program: a graph for calls that take the same branches on tensor values.
+
+    Example:
+        >>> import torch
+        >>> from functionalize import capture
+        >>> program = capture(lambda x: x + 1 if x.sum() > 0 else x, (torch.ones(2),))
+        >>> _ = program(-torch.ones(2))
+        >>> [[decision.answer for decision in variant.decisions] for variant in program.variants]
+        [[True], [False]]
+    """
 
     def __init__(self, program: Specialization) -> None:
         self._program = program

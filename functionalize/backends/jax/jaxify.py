@@ -67,6 +67,9 @@ class JaxFunction:
         self._lock = threading.Lock()
         functools.update_wrapper(self, function, updated=())
 
+    def __repr__(self) -> str:
+        return f"JaxFunction({getattr(self._function, '__qualname__', type(self._function).__name__)})"
+
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """What the original returns.
 

@@ -219,6 +219,11 @@ class StableHloProgram:
 
         self._call: Callable[..., Any] = jax.jit(call)
 
+    def __repr__(self) -> str:
+        (_, *known), named = jax.tree_util.tree_unflatten(self.exported.in_tree, self.exported.in_avals)
+        arguments = ", ".join(map(_look, jax.tree.leaves((known, named))))
+        return f"StableHloProgram(arguments: {arguments or 'none'}; state: {', '.join(self.state) or 'none'})"
+
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """What the program gives for arrays; a pair with the written arguments where it writes to some.
 

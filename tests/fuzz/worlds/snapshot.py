@@ -2,7 +2,7 @@
 
 Invariant: worlds that are alike have equal snapshots, whatever the identities of their objects are; `Snapshot.exact`
 holds these, the bytes and the versions as well, for a world that nobody may have changed.
-Limits: hooks on results, of which docs/limits.md speaks, are not compared; objects of the standard library and of torch
+Limits: hooks on results (docs/limits-kernels.md) are not compared; objects of the standard library and of torch
 other than modules, optimizers and schedulers are told by their type; the order of sets is nobody's.
 """
 
