@@ -70,7 +70,7 @@ def capture(
         on_guard_failure: ``"raise"``, or ``"recapture"`` to capture one more program for a call that the guards
             refuse (other shapes, strides, modes of torch, Python state; see ``program.guards``).
         cache_size: how many programs are kept at most; the one that was not called for longest goes. Of each of these
-            as many variants, which differ in what the data decide; more are an error.
+            as many variants, which differ in the branches they take; more are an error.
         partition_fn: as in AOTAutograd: cuts the joint graph of forward and backward in two when a call is first
             differentiated. Unless given, ``min_cut_rematerialization_partition``.
         on_data: where the program branches on tensor values (``if x.sum() > 0``): with ``"decide"`` the capture takes

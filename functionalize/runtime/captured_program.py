@@ -70,7 +70,7 @@ class Mutation:
         >>> import torch
         >>> from functionalize import capture
         >>> capture(lambda x: x[1:].add_(1), (torch.zeros(3),)).mutations
-        [Mutation(x: float32[2] at 1, by aten.add_.Tensor)]
+        [Mutation(x: [2] at 1, by aten.add_.Tensor)]
     """
 
     kind: OutputKind
@@ -83,7 +83,7 @@ class Mutation:
         return f"{self.target}: {self.op} at {self.location}"
 
     def __repr__(self) -> str:
-        return f"Mutation({self.target}: {self.region}, by {self.op})"
+        return f"Mutation({self.target}: {list(self.region.size)} at {self.region.offset}, by {self.op})"
 
 
 class CapturedProgram(Exports):
