@@ -20,7 +20,18 @@ import click
 from functionalize.cli.exporting import FORMATS, called, format_of, loaded, summary
 from functionalize.cli.folders import code_of, described, saved
 from functionalize.cli.onnx_options import OnnxOptions, with_onnx_options
-from functionalize.cli.shared import Job, SpecType, answer, errors_alone, on_target, remembered, say, say_code, wants
+from functionalize.cli.shared import (
+    Job,
+    SpecType,
+    answer,
+    counted,
+    errors_alone,
+    on_target,
+    remembered,
+    say,
+    say_code,
+    wants,
+)
 from functionalize.cli.specs import Spec, SpecError
 from functionalize.cli.targets import TargetError
 from functionalize.codegen.columns import Kind, OpRow, ViewKind, as_literal
@@ -108,7 +119,7 @@ def trace(job: Job) -> None:
     say(job)
     for write in data["mutations"]:
         say(job, f"writes {write['target']}: {write['op']} at {write['location']}")
-    say(job, f"{data['ops']} ops, {len(data['mutations'])} writes")
+    say(job, f"{counted(data['ops'], 'operator')}, {counted(len(data['mutations']), 'write')}")
     answer(job, {"target": job.target, **data, "code": code})
 
 
@@ -156,8 +167,8 @@ def verify(job: Job, runs: int, rtol: float | None, atol: float | None) -> None:
     for number, (said, inputs) in enumerate((*tries, *ends)):
         lines = differences_from_eager(job.original, program, inputs, seed=job.seed + number, rtol=rtol, atol=atol)
         found += [f"{said}: {line}" for line in lines]
-    equal = f"free of {job.remove.replace('_', ' ')}; equals eager in {runs} run(s)"
-    equal += f", and at {len(ends)} ends of ranges of dynamic sizes" * bool(ends)
+    equal = f"free of {job.remove.replace('_', ' ')}; equals eager in {counted(runs, 'run')}"
+    equal += ", and with the smallest and largest dynamic sizes" * bool(ends)
     for line in (*found, "differs from eager" if found else equal):
         say(job, line)
     data = {"target": job.target, "functional": True, "equal": not found, "runs": runs, "differences": found}

@@ -135,6 +135,10 @@ class Job:
 _DIM = re.compile(r"(?<!\* )Dim\('(\w+)', min=(\d+)(?:, max=(\d+))?\)")  # as errors advise it
 
 
+def counted(count: int, what: str) -> str:
+    return f"{count} {what}{'s' * (count != 1)}"
+
+
 def describe(ops: int, seconds: float, module: str) -> str:
     """One line about a capture that runs."""
     rate = f"{ops / seconds:,.0f}" if seconds > 0 else "-"
