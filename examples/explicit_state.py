@@ -17,7 +17,7 @@ aten = torch.ops.aten
 
 
 def for_engines(exported: ExportedProgram) -> ExportedProgram:
-    """The same, without two operators that an engine of docs/how-to/export-torch.md lacks."""
+    """The same, without two operators that an engine of docs/reference/export-details.md lacks."""
     found: ExportedProgram = exported.run_decompositions({aten.squeeze.dims: _squeeze, aten.add.Tensor: _add})
     return found
 

@@ -43,6 +43,7 @@ BUDGETS = {
     "docs/reference/capture.md docs/reference/guards.md docs/how-to/dynamic-sizes.md docs/how-to/branches.md "
     "docs/how-to/python-state.md docs/how-to/hooks-and-optimizers.md": 2000,
     "docs/how-to/export-*.md docs/how-to/torch-compile.md docs/how-to/choose-a-route.md docs/reference/state.md": 2500,
+    "docs/reference/export-details.md": 1200,
 }
 
 

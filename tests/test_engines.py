@@ -1,6 +1,6 @@
 """Engines behind an ExportedProgram, driven end to end: three calls in a row, their state threaded, beside eager.
 
-Those that are not installed are skipped; docs/how-to/export-torch.md says which install beside torch, and what they
+Those that are not installed are skipped; docs/reference/export-details.md says which install beside torch, and what they
 do. Limits: CPU, small programs.
 """
 
@@ -285,7 +285,7 @@ def test_buffers_stay_in_the_engine(engine: str, name: str) -> None:
     ],
 )
 def test_what_engines_drop(engine: str, name: str) -> None:
-    """docs/how-to/export-torch.md warns of it: the second call begins with the first state, without an error."""
+    """docs/reference/export-details.md warns of it: the second call begins with the first state, without an error."""
     call = installed(engine)(exported_program(name))
     assert beside_eager(name, lambda x: call(x)[-1]) == [True, False, False]
 

@@ -88,7 +88,7 @@ class Exports:
         """Convert the program like :meth:`to_exported_program`, but only with operators of the core ATen set.
 
         Views are view operators there, because the set has no operators that copy views. Assertions, and operators
-        that torch cannot decompose, are outside the set: docs/how-to/export-torch.md lists them.
+        that torch cannot decompose, are outside the set: docs/reference/export-details.md lists them.
 
         Args:
             explicit_state: as in :meth:`to_exported_program`.
