@@ -104,6 +104,9 @@ __all__ = [
     "meta_like",
 ]
 
+if importlib.util.find_spec("jax") is None:  # so that `help` and `import *` can import all of them
+    __all__.remove("jaxify")
+
 _DEFERRED = ("deferred_init", "is_deferred", "materialize_tensor", "materialize_module")
 _FAKES = ("fake_mode", "is_fake", "meta_like")
 _HOME = dict.fromkeys(__all__, "functionalize.errors") | {
@@ -129,5 +132,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """The public names; `jaxify` only where jax is installed, so that `help` can import all of them."""
-    return [name for name in __all__ if name != "jaxify" or importlib.util.find_spec("jax") is not None]
+    """The public names; `jaxify` only where jax is installed."""
+    return list(__all__)

@@ -41,10 +41,10 @@ _HELP = """Turn PyTorch programs into programs without mutation, and inspect the
 \b
 A TARGET is package.module:object, a function or a module (or a class of modules, which is called without arguments);
 the current directory is searched first. Each INPUT describes a tensor of random numbers:
-  f32[2,16]              dtypes: f16 bf16 f32 f64 i8 i16 i32 i64 u8 bool c64
-  'i64[2,5]<1000'        integers from 0 up to a limit (by default 10); quote it, < is the shell's
-  f32[batch=2,16]        a dynamic size with a name; --range batch=2:64 bounds it
-  f32[2,16]@mask         a keyword argument
+  'f32[2,16]'            dtypes: f16 bf16 f32 f64 i8 i16 i32 i64 u8 bool c64
+  'i64[2,5]<1000'        integers from 0 up to a limit (by default 10); < and [ are the shell's without quotes
+  'f32[batch=2,16]'      a dynamic size with a name; --range batch=2:64 bounds it
+  'f32[2,16]@mask'       a keyword argument
   =3  =None@mask         a Python value
 or give --inputs package.module:function, which returns a tuple of arguments, or (args, kwargs).
 
