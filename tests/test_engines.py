@@ -1,7 +1,7 @@
 """Engines behind an ExportedProgram, driven end to end: three calls in a row, their state threaded, beside eager.
 
-Those that are not installed are skipped; docs/reference/export-details.md says which install beside torch, and what they
-do. Limits: CPU, small programs.
+Those that are not installed are skipped; docs/reference/export-details.md says which install beside torch, and what
+they do. Limits: CPU, small programs.
 """
 
 from __future__ import annotations
