@@ -29,7 +29,9 @@ def write_to_the_values_of_a_sparse_tensor(x: Tensor) -> Tensor:
 
 WHOLE = torch.arange(7.0)
 REFUSED = [
-    pytest.param(running_sum_of_positions_that_share_elements, (WHOLE,), "fake", "share", id="shared elements, traced"),
+    pytest.param(
+        running_sum_of_positions_that_share_elements, (WHOLE,), "fake", "depends", id="shared elements, traced"
+    ),
     pytest.param(write_to_the_values_of_a_sparse_tensor, (WHOLE,), "real", "sparse", id="sparse, traced"),
 ]
 

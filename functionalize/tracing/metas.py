@@ -253,7 +253,6 @@ METAS: Mapping[Any, Callable[..., Any]] = {  # what one gives is NotImplemented 
     **({} if torch.version.hip else {aten._grouped_mm.default: _grouped_mm}),
     aten.angle.default: _angle,
     aten.select_copy.int: _select_copy,
-    aten.slice_copy.Tensor: _slice_copy,
     # What torch decomposes into operators that lay results out otherwise, by others whose results are alike.
     **dict.fromkeys((aten.copysign.Tensor, aten.xlogy.Tensor, aten.special_xlog1py.default), torch.atan2),
     **dict.fromkeys((aten.div.Tensor_mode, aten.floor_divide.default), _rounded),
@@ -273,3 +272,5 @@ METAS: Mapping[Any, Callable[..., Any]] = {  # what one gives is NotImplemented 
     aten.multilabel_margin_loss_backward.default: _multilabel_margin_loss_backward,
     aten.multilabel_margin_loss_forward.default: _multilabel_margin_loss_forward,
 }
+# Of graphs that are traced again, where nobody answers what torch asks of data-dependent bounds.
+METAS_OF_EXPORTS: Mapping[Any, Callable[..., Any]] = {**METAS, aten.slice_copy.Tensor: _slice_copy}

@@ -33,7 +33,7 @@ from functionalize.backends.shared_memory import with_shared_memory
 from functionalize.errors import UnsupportedExportError, UnsupportedProgramError
 from functionalize.runtime.decisions import Decision, same_answer
 from functionalize.runtime.metadata import AliasKind, InputMutation, ProgramMetadata
-from functionalize.tracing.metas import METAS
+from functionalize.tracing.metas import METAS_OF_EXPORTS
 
 aten = torch.ops.aten
 _UNSEEN = ("profiler",)  # operators that only measure
@@ -68,7 +68,7 @@ class ExportGraph:
         self.arguments = Arguments(found.call)
         self.causes += [*self.arguments.causes, *found.effects.causes]
         self.inputs = ExportInputs(found, self.arguments)
-        self.fakes = ExportFakes(self._graph.nodes, METAS)
+        self.fakes = ExportFakes(self._graph.nodes, METAS_OF_EXPORTS)
         self.emitter = Emitter(self.fakes, copies=copies)
         self.numbers = Numbers(self.emitter, floats=floats)
         self._nodes: dict[int, Node] = {}  # of the program's inputs
