@@ -289,3 +289,22 @@ def test_symbols_of_an_exported_program_are_no_state() -> None:
 
     again = from_exported_program(capture(program, (X, N)).to_exported_program())
     torch.testing.assert_close(again(X, N), X * 2)
+
+
+def test_jax_compares_whole_tensors() -> None:
+    """`torch.equal`, which `istft` asks of its window, is a branch as well."""
+    window = torch.hann_window(16)
+
+    def resynthesized(x: Tensor) -> Tensor:
+        spectrum = torch.stft(x, 16, 4, window=window, return_complex=True)
+        return torch.istft(spectrum * 0.5, 16, 4, window=window)
+
+    x, y = torch.randn(2, 64), torch.randn(2, 64)
+    step = capture(resynthesized, (x,)).to_jax()
+    _, result = step(step.initial_state, y.numpy())
+    np.testing.assert_allclose(result, resynthesized(y).numpy(), rtol=1e-4, atol=1e-5)
+
+    branch = capture(lambda x, y: x * 2 if torch.equal(x, y) else y, (x, x.clone())).to_jax()
+    np.testing.assert_allclose(branch(branch.initial_state, y.numpy(), y.numpy())[1], 2 * y.numpy())
+    with pytest.raises(DataDependentError):
+        branch(branch.initial_state, x.numpy(), y.numpy())

@@ -73,6 +73,11 @@ def all_(call: Call, x: Array, dim: Any = None, keepdim: bool = False) -> Array:
     return found.astype(call.dtype)
 
 
+@lowering(aten.equal)
+def equal(x: Array, y: Array) -> Array:
+    return jnp.array_equal(x, y)
+
+
 def _asked(x: Array, dim: Any) -> tuple[int, ...]:
     """As ``axes``, but for an empty list, which names none here."""
     return () if isinstance(dim, (list, tuple)) and not len(dim) else axes(x, dim)
