@@ -100,12 +100,14 @@ class Made(nn.Module):
     """Makes ``h`` at its first call."""
 
     h: Any = None
-    run: Callable[..., Any]
 
     def forward(self, *inputs: Tensor) -> Any:
         if self.h is None:
             self.h = torch.zeros(2)
         return self.run(*inputs)
+
+    def run(self, *inputs: Any) -> Any:
+        """What a subclass computes, with ``h`` there."""
 
 
 class Sums(Made):
