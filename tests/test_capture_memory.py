@@ -109,7 +109,7 @@ def test_intermediates_die_with_the_run() -> None:
 
 
 @pytest.mark.slow(seconds=40)
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("make", PROGRAMS, ids=NAMES)
 def test_captures_and_calls_leave_no_growth(make: Callable[..., Any]) -> None:
     """A thousand of them; tensors that live afterwards, and Python objects."""

@@ -164,7 +164,7 @@ def on_onnx(program: Program, args: Inputs, path: Path) -> Program:
     return lambda *given: pytree.tree_leaves(run(*given))
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(6)
 @pytest.mark.parametrize(
     ("engine", "name"), [*(("onnx", name) for name in CASES), *(("jax", name) for name in CASES | ON_JAX)]
 )

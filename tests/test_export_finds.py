@@ -375,7 +375,7 @@ def test_scales_count_where_eager_takes_them(mode: str, dims: int, factor: float
     torch.testing.assert_close(to_torch(lowered(lowered.initial_state, from_torch(x))[1]), expected)
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(6)
 @pytest.mark.slow(seconds=4)
 @pytest.mark.parametrize(("mode", "dims"), [("linear", 1), ("bilinear", 2), ("trilinear", 3), ("nearest", 2)])
 @pytest.mark.parametrize("factor", [1.3, pytest.param(2.4, marks=pytest.mark.full)])

@@ -61,6 +61,7 @@ def test_gradients_of_attention_with_16_bits(dtype: torch.dtype, route: str) -> 
     torch.testing.assert_close(called(query, key), run(query, key), rtol=3e-2, atol=3e-2)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("route", ROUTES)
 def test_steps_of_a_transformer(route: str) -> None:
     torch.manual_seed(0)

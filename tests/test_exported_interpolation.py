@@ -52,6 +52,7 @@ def test_antialiasing(mode: str, options: Any, route: str, tmp_path: Path) -> No
     torch.testing.assert_close(ROUTES[route](capture(run, (x,)), tmp_path)(x), run(x), rtol=1e-5, atol=3e-6)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
 def test_gradients_of_antialiasing(mode: str, route: str, tmp_path: Path) -> None:
@@ -65,6 +66,7 @@ def test_gradients_of_antialiasing(mode: str, route: str, tmp_path: Path) -> Non
     torch.testing.assert_close(ROUTES[route](capture(run, (x,)), tmp_path)(x), run(x), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("route", ROUTES)
 def test_sizes_that_a_decomposition_asked_for(route: str, tmp_path: Path) -> None:
     """Spelt out for sizes at which the image becomes smaller: JAX did so at others too, and gave other numbers."""

@@ -129,6 +129,7 @@ def test_arguments_that_lie_otherwise_are_refused(name: str, route: Any, tmp_pat
     torch.testing.assert_close(untouched, other(), rtol=0, atol=0)
 
 
+@pytest.mark.every(3)
 @pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.parametrize("name", CASES)
 def test_torch_takes_programs_with_assertions_apart(name: str) -> None:

@@ -97,7 +97,7 @@ def by_module(program: Any) -> tuple[Step, Callable[[], Mapping[str, Tensor]]]:
     return module, lambda: dict(module.named_buffers())
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_a_step_goes_each_way_in_one_exported_program(name: str) -> None:
     check(SCHEDULERS[name], torch.optim.SGD, by_module)
@@ -108,7 +108,7 @@ def test_what_a_schedule_changes_besides_rates_changes(name: str) -> None:
     check(SCHEDULERS[name], torch.optim.AdamW, by_module)  # betas, in tuples
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("name", ["StepLR", "CosineAnnealingWarmRestarts", "SequentialLR", "LambdaLR"])
 def test_onnx_runtime_goes_each_way(name: str, tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
@@ -197,6 +197,7 @@ def test_a_function_of_a_schedule_may_write_to_a_tensor() -> None:
     assert len(counted) == 1 and expected == 10 and count == 4
 
 
+@pytest.mark.every(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("shard", range(2))
 def test_random_functions_as_schedules(shard: int) -> None:

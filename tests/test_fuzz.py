@@ -57,7 +57,7 @@ def test_programs_of_fresh_seeds_equal_eager(shard: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.every(4)
+@pytest.mark.every(12)
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_more_programs_equal_eager(shard: int) -> None:
     begin = SHARDS * FAST

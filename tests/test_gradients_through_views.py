@@ -115,7 +115,7 @@ def test_random_programs(shard: int) -> None:
     assert equal > refused
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_random_programs_called_otherwise(shard: int) -> None:
     """With other inputs than those of the capture, and under other modes."""

@@ -182,7 +182,7 @@ CASES = [
 ]
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(6)
 @pytest.mark.parametrize(("name", "way"), CASES)
 def test_further_derivatives_are_those_of_eager(name: str, way: Callable[..., Run]) -> None:
     torch.manual_seed(1)
@@ -458,7 +458,7 @@ def of_any_size(way: Callable[..., Run], func: Run, x: Tensor, dim: Any = torch.
     return capture(func, (x,), dynamic_shapes=(dict.fromkeys(range(x.dim()), dim),), on_guard_failure="recapture")
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(6)
 @pytest.mark.parametrize(("name", "way"), SIZED)
 def test_what_a_second_derivative_decides_by_sizes(name: str, way: Callable[..., Run]) -> None:
     make, sizes = BY_SIZES[name]

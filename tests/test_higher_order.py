@@ -344,7 +344,7 @@ def test_programs(name: str, mode: Any, remove: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.every(3)
+@pytest.mark.every(9)
 @WHILE
 @EITHER
 @pytest.mark.parametrize("name", WRITING)

@@ -154,6 +154,7 @@ CASES: dict[str, Callable[[], Case]] = {
 }
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", CASES)
 def test_three_calls_are_as_eager(name: str) -> None:
     torch.manual_seed(0)
@@ -190,6 +191,7 @@ def test_arguments_that_were_one_tensor_are_read_each_by_itself() -> None:
     assert module(*map(to_torch, arrays)).tolist() == [321, 321]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("share", [Tensor.detach, lambda weight: weight.detach().t(), lambda weight: weight.data[:1]])
 def test_arguments_that_share_memory_with_state_are_read_each_by_itself(share: Any, tmp_path: Path) -> None:
     """As parameters that are passed by `functional_call`; a call gives others, and their gradients are asked for."""
@@ -247,6 +249,7 @@ OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.slow
 def test_the_first_step_makes_the_state_of_an_optimizer(name: str) -> None:
@@ -604,7 +607,7 @@ def test_the_backend_of_the_examples_runs(capsys: pytest.CaptureFixture[str]) ->
     assert len(path.read_text().splitlines()) <= 150
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.slow(seconds=3)
 @pytest.mark.parametrize("name", sorted(PROGRAMS))
 def test_programs_of_all_exporters(name: str) -> None:
@@ -668,7 +671,7 @@ def test_written_whole_numbers_wrap_around() -> None:
     torch.testing.assert_close(tuple(map(to_torch, found)), run(x))
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(6)
 @pytest.mark.slow(seconds=3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])

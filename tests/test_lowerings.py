@@ -187,6 +187,7 @@ def test_programs_of_the_fuzzer() -> None:
     check_fuzzed(range(20), "jax")
 
 
+@pytest.mark.every(3)
 @pytest.mark.slow(seconds=10)
 @pytest.mark.parametrize("to", ["module", "core_aten", "onnx"])
 def test_programs_of_the_fuzzer_that_are_exported(to: str) -> None:
@@ -254,6 +255,7 @@ def _drop_nothing(model: torch.nn.Module) -> None:
                 setattr(owner, name, 0.0)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("name", "training"), list(_models()))
 def test_models(name: str, training: bool) -> None:
     """Three calls in a row, jitted: what the model returns, and its buffers."""

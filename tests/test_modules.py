@@ -23,21 +23,21 @@ def check_modules(names: list[str], make: Make, limit: int | None, train: bool =
 
 
 @pytest.mark.slow(seconds=20)
-@pytest.mark.every(6)
+@pytest.mark.every(12)
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_training_by_calls(shard: int) -> None:
     check_modules(module_names()[shard::SHARDS], captured, 2)
 
 
 @pytest.mark.slow(seconds=20)
-@pytest.mark.every(6)
+@pytest.mark.every(12)
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_training_compiled(shard: int) -> None:
     check_modules(module_names()[shard::SHARDS], compiled, 1)
 
 
 @pytest.mark.slow(seconds=20)
-@pytest.mark.every(6)
+@pytest.mark.every(12)
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_calls_that_do_not_train(shard: int) -> None:
     check_modules(module_names()[shard::SHARDS], captured, 1, train=False)

@@ -65,7 +65,7 @@ def loaded(function: Any, path: Path, *args: Any, **options: Any) -> Any:
     return onnx.load(capture(function, args, **options).to_onnx(path / "program.onnx"))
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 @pytest.mark.slow(seconds=6)
 @pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.full), torch.float16])
 @pytest.mark.parametrize("function", [of_one, of_two])
@@ -145,6 +145,7 @@ MARGINS = {
 }
 
 
+@pytest.mark.every(3)
 @pytest.mark.slow(seconds=3)
 @pytest.mark.parametrize("name", MARGINS)
 def test_margin_loss_of_several_targets(name: str, tmp_path: Path) -> None:

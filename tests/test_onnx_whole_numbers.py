@@ -66,7 +66,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
 }
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(12)
 @pytest.mark.parametrize("name", CASES)
 def test_numbers_are_those_of_eager(name: str, tmp_path: Path) -> None:
     program, inputs = CASES[name]

@@ -77,6 +77,7 @@ def test_of_batch_norms_of_permuted_tensors(training: bool) -> None:
         torch.testing.assert_close([g for g in got if g is not None], [g for g in want if g is not None])
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("size", "stride"),
     [

@@ -126,7 +126,7 @@ def test_written_inputs_that_are_apart(func: Program, views: Any, make: Any) -> 
     check(func, views, make)
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(6)
 @pytest.mark.parametrize("make", MAKERS, ids=MAKER_IDS)
 @pytest.mark.parametrize("views", OVERLAPPING.values(), ids=OVERLAPPING.keys())
 @pytest.mark.parametrize("func", PROGRAMS, ids=lambda func: func.__name__)
