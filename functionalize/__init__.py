@@ -67,10 +67,10 @@ if TYPE_CHECKING:
         UnsupportedProgramError,
     )
     from functionalize.graph_capture.capture import capture as capture
-    from functionalize.runtime.captured_program import CapturedProgram as CapturedProgram
-    from functionalize.runtime.captured_program import Mutation as Mutation
-    from functionalize.runtime.guards import Guard as Guard
-    from functionalize.runtime.variants import Variant as Variant
+    from functionalize.runtime.calls.program import CapturedProgram as CapturedProgram
+    from functionalize.runtime.calls.program import Mutation as Mutation
+    from functionalize.runtime.calls.variants import Variant as Variant
+    from functionalize.runtime.guards.guards import Guard as Guard
     from functionalize.transform.api import functionalize as functionalize
 
 __all__ = [
@@ -112,10 +112,10 @@ _FAKES = ("fake_mode", "is_fake", "meta_like")
 _HOME = dict.fromkeys(__all__, "functionalize.errors") | {
     **dict.fromkeys(_DEFERRED, "functionalize.deferred.api"),
     **dict.fromkeys(_FAKES, "functionalize.deferred.fakes"),
-    "CapturedProgram": "functionalize.runtime.captured_program",
-    "Guard": "functionalize.runtime.guards",
-    "Mutation": "functionalize.runtime.captured_program",
-    "Variant": "functionalize.runtime.variants",
+    "CapturedProgram": "functionalize.runtime.calls.program",
+    "Guard": "functionalize.runtime.guards.guards",
+    "Mutation": "functionalize.runtime.calls.program",
+    "Variant": "functionalize.runtime.calls.variants",
     "capture": "functionalize.graph_capture.capture",
     "dynamo_backend": "functionalize.backends.dynamo",
     "from_exported_program": "functionalize.backends.exported_program",

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from functionalize import capture
-from functionalize.runtime.captured_program import CapturedProgram
+from functionalize.runtime.calls.program import CapturedProgram
 
 Step = Callable[..., Any]
 

@@ -13,8 +13,8 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from functionalize import capture, functionalize
-from functionalize.runtime.bindings import bound
-from functionalize.runtime.graph_forms import executable
+from functionalize.runtime.calls.bindings import bound
+from functionalize.runtime.graphs.graph_forms import executable
 from tests.opinfo.cases import op_names, op_table
 
 SHARDS = 24

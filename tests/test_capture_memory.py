@@ -15,7 +15,7 @@ from torch import Tensor
 
 from functionalize import capture
 from functionalize._torch.fakes import FakeFactory
-from functionalize.graph_capture import capture_session, recording_session
+from functionalize.graph_capture import recording, session
 from functionalize.tracing.fakeify import fakes_of
 from functionalize.transform.context import FunctionalizationContext
 
@@ -70,7 +70,7 @@ def test_a_program_holds_nothing_of_its_capture(make: Callable[..., Any], monkey
 
         monkeypatch.setattr(kind, "__init__", noted)
 
-    for kind in (FakeFactory, FunctionalizationContext, recording_session.RecordingSession):
+    for kind in (FakeFactory, FunctionalizationContext, recording.RecordingSession):
         seen(kind)
 
     def converted(*args: Any) -> Any:
@@ -78,7 +78,7 @@ def test_a_program_holds_nothing_of_its_capture(make: Callable[..., Any], monkey
         made.extend(map(weakref.ref, fakes.values()))
         return fakes
 
-    monkeypatch.setattr(capture_session, "fakes_of", converted)
+    monkeypatch.setattr(session, "fakes_of", converted)
     func, given = make(), inputs()
     made.extend(map(weakref.ref, given))
     program = capture(func, given)

@@ -26,8 +26,8 @@ from functionalize import (
     materialize_module,
     materialize_tensor,
 )
-from functionalize.deferred import mersenne
 from functionalize.deferred.api import recording
+from functionalize.deferred.random import mersenne
 from tests.deferred import assert_same, check, compare, module, pair, parameter, state
 from tests.transformer_models import TRANSFORMERS
 

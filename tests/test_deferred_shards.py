@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from functionalize import deferred_init, is_deferred, materialize_module, materialize_tensor
-from functionalize.deferred.fills import fill_of
+from functionalize.deferred.random.fills import fill_of
 from functionalize.deferred.recording import Recording
 from tests.deferred import pair
 

@@ -14,7 +14,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils.checkpoint import checkpoint
 
 from functionalize import DataDependentError, capture
-from functionalize.runtime.joint import Derivative, Orders
+from functionalize.runtime.autograd.joint import Derivative, Orders
 
 pytestmark = [
     # Dynamo warns of torch's own code.

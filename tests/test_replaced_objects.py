@@ -14,7 +14,7 @@ from torch import Tensor
 
 from functionalize import capture
 from functionalize.errors import InputMismatchError
-from functionalize.runtime.captured_program import CapturedProgram
+from functionalize.runtime.calls.program import CapturedProgram
 
 X = torch.linspace(-1.0, 1.0, 6).reshape(2, 3)
 Pair = collections.namedtuple("Pair", "h g")

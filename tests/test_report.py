@@ -25,7 +25,7 @@ from functionalize.report.code import place_of
 from functionalize.report.folds import LANES, ROWS, Fold, clustered, folded
 from functionalize.report.lanes import Picture, drawn
 from functionalize.report.model import Node, Storage, View, Write
-from functionalize.runtime.captured_program import CapturedProgram
+from functionalize.runtime.calls.program import CapturedProgram
 from tests.browser import Browser, installed
 from tests.models import MODELS
 

@@ -8,7 +8,7 @@ from torch.utils import _pytree as pytree  # torch has no public one
 
 from functionalize._torch.dispatch import *
 from functionalize._torch.fakes import *
-from functionalize._torch.sizes import *
+from functionalize._torch.symbols.sizes import *
+from functionalize._torch.symbols.traced_symbols import *
+from functionalize._torch.symbols.tracing import *
 from functionalize._torch.tensors import *
-from functionalize._torch.traced_symbols import *
-from functionalize._torch.tracing import *

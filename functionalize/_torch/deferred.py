@@ -18,8 +18,8 @@ import torch
 
 from functionalize._torch.dispatch import below_dispatch, current_proxy_mode, functionalized_outside
 from functionalize._torch.fakes import CaptureFakeMode, FakeFactory, FakeTensor, FakeTensorMode, new_fake_mode
+from functionalize._torch.symbols.tracing import TensorTracker
 from functionalize._torch.tensors import storage_id, storage_key
-from functionalize._torch.tracing import TensorTracker
 
 Heard = Callable[[Any, Any, Any], Any]  # what is done: an op, its arguments
 

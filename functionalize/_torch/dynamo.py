@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from functionalize._torch.dispatch import without_autocast
 from functionalize._torch.fakes import new_fake_mode
-from functionalize._torch.sizes import hint_of
+from functionalize._torch.symbols.sizes import hint_of
 from functionalize._torch.tensors import is_view_to_autograd, storage_key
 
 _FLOATING = {5: torch.float16, 6: torch.float32, 7: torch.float64, 15: torch.bfloat16}  # as a guard writes them

@@ -29,9 +29,9 @@ from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
-from functionalize._torch.decisions import DecidingShapeEnv
 from functionalize._torch.dispatch import OpOverload
 from functionalize._torch.fakes import FakeTensor, MetasFakeMode
+from functionalize._torch.symbols.decisions import DecidingShapeEnv
 from functionalize._torch.tensors import SYMBOLS
 
 

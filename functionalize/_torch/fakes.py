@@ -29,7 +29,7 @@ from torch.utils import _pytree as pytree
 
 from functionalize._torch.dispatch import HigherOrderOperator, below_dispatch, on_handles
 from functionalize._torch.elementwise import elementwise_strides
-from functionalize._torch.sizes import decide_broadcasts, hint_of, unbacked
+from functionalize._torch.symbols.sizes import decide_broadcasts, hint_of, unbacked
 from functionalize._torch.tensors import PLAIN_TYPES, is_symbolic, set_versions
 
 _RULES_OF_MODE: Any = registered_hop_fake_fns  # of higher-order operators, by these
@@ -301,7 +301,7 @@ def new_fake_mode(
     kind: type[Mode] = CaptureFakeMode,  # type: ignore[assignment]
 ) -> Mode:
     """A mode as ``make_fx`` sets it up. ``metas``: what ops give for which torch's meta kernel is not to be asked."""
-    from functionalize._torch.decisions import DecidingShapeEnv  # here: loads sympy
+    from functionalize._torch.symbols.decisions import DecidingShapeEnv  # here: loads sympy
 
     mode = kind(
         allow_fallback_kernels=not symbolic,

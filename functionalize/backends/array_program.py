@@ -28,13 +28,13 @@ from functionalize.backends.new_values import changes_metadata, unlike_arrays, w
 from functionalize.backends.shared_memory import check_one_value, passed_state, with_shared_memory
 from functionalize.backends.stopped_gradients import stopped_gradients
 from functionalize.errors import DataDependentError, UnsupportedProgramError
-from functionalize.runtime.alias_pattern import same_tensors
-from functionalize.runtime.call_arguments import CallArguments
+from functionalize.python_state.reconstruct import GraphNumber, Maker, Seen, tensors_in
+from functionalize.runtime.arguments import CallArguments
+from functionalize.runtime.calls.specialization import Specialization
 from functionalize.runtime.decisions import same_answer
+from functionalize.runtime.guards.alias_pattern import same_tensors
+from functionalize.runtime.guards.modes import GRAD_MODE
 from functionalize.runtime.metadata import GraphInput
-from functionalize.runtime.modes import GRAD_MODE
-from functionalize.runtime.objects import GraphNumber, Maker, Seen, tensors_in
-from functionalize.runtime.specialization import Specialization
 
 RANDOM_KEY = "random_key"
 

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from functionalize.errors import InputMismatchError
+from functionalize.runtime.guards.sizes import SizeGuards
 from functionalize.runtime.metadata import GraphInput
-from functionalize.runtime.size_guards import SizeGuards
 
 
 class ArraySizes:
@@ -42,7 +42,7 @@ class ArraySizes:
 
 
 def _narrowed(guards: SizeGuards, looks: Mapping[int, torch.Tensor]) -> SizeGuards:
-    from functionalize._torch.symbols import environment_of  # here: loads sympy
+    from functionalize._torch.symbols.symbols import environment_of  # here: loads sympy
 
     environment = environment_of(looks.values())
     return guards if environment is None else guards.narrowed(environment)

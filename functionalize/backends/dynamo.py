@@ -49,27 +49,27 @@ from functionalize._torch.dynamo import (
     sizes_by_data,
     to_fakes,
 )
-from functionalize._torch.sizes import has_symbol
+from functionalize._torch.symbols.sizes import has_symbol
 from functionalize.aliasing.geometry import Layout, hint
 from functionalize.call_stack import Scopes, line_of_trace
 from functionalize.errors import OverlappingInputsError, UnsupportedProgramError, check_remove
-from functionalize.graph_capture.checkpointing import CheckpointRegions
-from functionalize.graph_capture.inputs import TracedInput
-from functionalize.graph_capture.recording_session import RecordingSession
-from functionalize.graph_capture.tracing_errors import unanswerable
-from functionalize.graph_capture.view_inputs import view_of, with_roots
-from functionalize.runtime.alias_pattern import alias_pattern
-from functionalize.runtime.call_arguments import base_of
-from functionalize.runtime.computation import Computed, compute, compute_differentiably, compute_undifferentiably
-from functionalize.runtime.execution import finish
-from functionalize.runtime.joint import Derivative, ForwardCall, JointGraph, Orders
+from functionalize.graph_capture.inputs.inputs import TracedInput
+from functionalize.graph_capture.inputs.view_inputs import view_of, with_roots
+from functionalize.graph_capture.recording import RecordingSession
+from functionalize.graph_capture.refusals.torch_errors import unanswerable
+from functionalize.graph_capture.trace.checkpointing import CheckpointRegions
+from functionalize.python_state.reconstruct import GraphNumber
+from functionalize.runtime.arguments import base_of
+from functionalize.runtime.autograd.joint import Derivative, ForwardCall, JointGraph, Orders
+from functionalize.runtime.autograd.partition import PartitionFn, partition
+from functionalize.runtime.calls.computation import Computed, compute, compute_differentiably, compute_undifferentiably
+from functionalize.runtime.calls.execution import finish
+from functionalize.runtime.calls.specialization import Recorded
+from functionalize.runtime.guards.alias_pattern import alias_pattern
+from functionalize.runtime.guards.modes import DEFAULT_DTYPE, in_modes, set_modes
+from functionalize.runtime.guards.sizes import Sizes, no_sizes
 from functionalize.runtime.metadata import ProgramMetadata, needed_results
-from functionalize.runtime.modes import DEFAULT_DTYPE, in_modes, set_modes
-from functionalize.runtime.objects import GraphNumber
-from functionalize.runtime.partition import PartitionFn, partition
 from functionalize.runtime.side_effects import LeftInObjects
-from functionalize.runtime.size_guards import Sizes, no_sizes
-from functionalize.runtime.specialization import Recorded
 from functionalize.tracing.fakeify import fresh
 from functionalize.transform.api import run_call
 from functionalize.transform.handlers.custom_ops import NoFormulaError

@@ -39,9 +39,9 @@ from functionalize.backends.own_decompositions import ROUNDED
 from functionalize.backends.stopped_gradients import has_floats, stopped_gradients
 from functionalize.errors import UnsupportedExportError
 from functionalize.graph_capture.capture import capture
-from functionalize.runtime.captured_program import CapturedProgram
+from functionalize.runtime.calls.program import CapturedProgram
 from functionalize.runtime.decisions import warn_of_assertions
-from functionalize.runtime.modes import GRAD_MODE
+from functionalize.runtime.guards.modes import GRAD_MODE
 
 _ARGUMENTS: dict[type, Any] = {
     torch.SymInt: SymIntArgument,

@@ -17,13 +17,13 @@ import torch
 
 from functionalize.aliasing.geometry import Layout
 from functionalize.backends.export.example_call import concrete
-from functionalize.runtime.call_arguments import CallArguments
+from functionalize.python_state.containers import assign, copy_of
+from functionalize.python_state.reconstruct import Maker, tensors_in
+from functionalize.runtime.arguments import CallArguments
+from functionalize.runtime.calls.specialization import Specialization
 from functionalize.runtime.capturing import CAPTURING
-from functionalize.runtime.containers import assign, copy_of
+from functionalize.runtime.guards.tensors import REQUIRES_GRAD
 from functionalize.runtime.metadata import AliasKind
-from functionalize.runtime.objects import Maker, tensors_in
-from functionalize.runtime.specialization import Specialization
-from functionalize.runtime.tensor_properties import REQUIRES_GRAD
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,11 +17,11 @@ import torch
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
+from functionalize.python_state.slots import NumberSlot
 from functionalize.reachability import nodes_behind
-from functionalize.runtime.decided_call import decided_ahead
+from functionalize.runtime.calls.decided_call import decided_ahead
 from functionalize.runtime.decisions import Decision, Diverged
 from functionalize.runtime.metadata import ProgramMetadata
-from functionalize.runtime.slots import NumberSlot
 
 
 class Decided(NamedTuple):

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 
 from functionalize.errors import InputMismatchError, UnsupportedProgramError
-from functionalize.runtime.anatomy import anatomy_of, attributes_of
-from functionalize.runtime.containers import SlotsOf, slots_of
-from functionalize.runtime.state_walk import LEAF_TYPES
+from functionalize.python_state.containers import SlotsOf, slots_of
+from functionalize.python_state.decompose import anatomy_of, attributes_of
+from functionalize.python_state.walk import LEAF_TYPES
 
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)  # which hold what no graph gives
 _CONTAINERS = (list, tuple, deque, Mapping)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from functionalize.transform.handlers.recurrent_layers import CELLS, run_layer, weights_of
+from functionalize.transform.functions.recurrent_layers import CELLS, run_layer, weights_of
 
 aten = torch.ops.aten
 LSTM = 2  # among the kinds of layers, for oneDNN as for cuDNN

@@ -21,8 +21,8 @@ from functionalize._torch import pytree
 from functionalize._torch.exporting import viewing
 from functionalize.aliasing.geometry import Layout
 from functionalize.errors import InputMismatchError
-from functionalize.runtime.alias_pattern import Pattern, Shared, same_tensors
-from functionalize.runtime.graph_forms import VIEW_OF
+from functionalize.runtime.graphs.graph_forms import VIEW_OF
+from functionalize.runtime.guards.alias_pattern import Pattern, Shared, same_tensors
 from functionalize.runtime.metadata import ProgramMetadata
 
 aten = torch.ops.aten

@@ -18,9 +18,9 @@ from torch.fx import Graph, Node
 from functionalize._torch.tensors import has_backward_hooks, has_gradient_hooks, hooks_of_all
 from functionalize.call_stack import line_of_trace
 from functionalize.reachability import nodes_behind
+from functionalize.runtime.calls.specialization import Capture
 from functionalize.runtime.metadata import ProgramMetadata
-from functionalize.runtime.specialization import Capture
-from functionalize.transform.ended_gradients import NO_GRAD
+from functionalize.transform.gradients.ended_gradients import NO_GRAD
 
 _LEAVES = (InputKind.PARAMETER, InputKind.USER_INPUT)
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from functionalize.graph_capture.python_state import reached
-from functionalize.runtime.captured_program import CapturedProgram
-from functionalize.runtime.state_walk import is_module, joined
+from functionalize.graph_capture.inputs.state import reached
+from functionalize.python_state.walk import is_module, joined
+from functionalize.runtime.calls.program import CapturedProgram
 from functionalize.verify.observation import Observation, clone_inputs, differences, leaf_differences, observe
 
 

@@ -18,7 +18,7 @@ from functionalize.cli.specs import Spec, make_inputs
 from functionalize.cli.targets import TargetError
 
 if TYPE_CHECKING:
-    from functionalize.runtime.captured_program import CapturedProgram
+    from functionalize.runtime.calls.program import CapturedProgram
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 

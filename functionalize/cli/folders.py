@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from functionalize.runtime.captured_program import CapturedProgram
+    from functionalize.runtime.calls.program import CapturedProgram
 
 
 def described(program: CapturedProgram) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from functionalize.cli.specs import Spec, SpecError, make_inputs
 from functionalize.cli.targets import Bounds, TargetError, bounds_of, dynamic_shapes_of, find, grown, optimizer_of
 
 if TYPE_CHECKING:
-    from functionalize.runtime.captured_program import CapturedProgram
+    from functionalize.runtime.calls.program import CapturedProgram
 
 REMOVE = ("mutations_and_views", "mutations")
 _AFTER = 0.5  # seconds: shorter captures show no progress
@@ -76,8 +76,8 @@ class Job:
     @property
     def original(self) -> Callable[..., Any]:
         """What the program is to equal: of a module with an optimizer, the training step."""
-        from functionalize.graph_capture.training import training_step
-        from functionalize.runtime.state_walk import is_module
+        from functionalize.graph_capture.inputs.training import training_step
+        from functionalize.python_state.walk import is_module
 
         model, optimizer = self.model, self.stepped
         return training_step(model, optimizer) if optimizer is not None and is_module(model) else model
@@ -157,7 +157,7 @@ def _progress(console: Console) -> Iterator[None]:
     if not console.is_terminal:
         yield
         return
-    from functionalize.graph_capture.provenance import observing
+    from functionalize.graph_capture.trace.provenance import observing
 
     status, began = console.status("capturing"), time.monotonic()
     ops, due = 0, began + _AFTER
@@ -233,7 +233,7 @@ def errors_alone() -> Iterator[None]:
 
     Warnings of this package are one line each.
     """
-    from functionalize._torch.tracing import logs_of_torch_off
+    from functionalize._torch.symbols.tracing import logs_of_torch_off
     from functionalize.errors import DecisionsAssertedWarning, TrainingModeWarning
 
     def show(message: Any, category: type[Warning], *where: Any, **more: Any) -> None:

@@ -19,12 +19,12 @@ from torch.fx.node import map_arg
 from functionalize._torch import OpOverload
 from functionalize._torch.deferred import is_sole_user
 from functionalize._torch.dispatch import kernels_alone
-from functionalize.deferred.draws import Draws
 from functionalize.deferred.externals import Externals
-from functionalize.deferred.fills import fill_of
+from functionalize.deferred.random.draws import Draws
+from functionalize.deferred.random.fills import fill_of
 from functionalize.deferred.specs import spec_of
 from functionalize.errors import DeferredError
-from functionalize.runtime.graph_forms import IN_PLACE, VIEW_OF
+from functionalize.runtime.graphs.graph_forms import IN_PLACE, VIEW_OF
 
 aten = torch.ops.aten
 Done = Callable[[Node, Any], None]

@@ -18,9 +18,9 @@ from functionalize._torch.dispatch import kernels_alone
 from functionalize.aliasing.geometry import Layout
 from functionalize.deferred.recording import Cell, Recording
 from functionalize.deferred.refusals import recorded_now
-from functionalize.deferred.shard_rules import Window
-from functionalize.deferred.shard_views import part_behind
-from functionalize.deferred.sharding import in_own_memory
+from functionalize.deferred.shards.rules import Window
+from functionalize.deferred.shards.sharding import in_own_memory
+from functionalize.deferred.shards.views import part_behind
 from functionalize.errors import DeferredError, NotDeferredError
 
 aten = torch.ops.aten

@@ -14,7 +14,7 @@ from torch.fx import Node
 
 from functionalize._torch import OpOverload, pytree
 from functionalize._torch.fakes import FakeFactory, below_dispatch
-from functionalize._torch.tracing import track
+from functionalize._torch.symbols.tracing import track
 from functionalize.tracing.recording_mode import Annotate, RecordingMode
 
 _TELLS, _SIZES = torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape

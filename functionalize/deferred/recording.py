@@ -35,18 +35,18 @@ from functionalize._torch.deferred import (
 )
 from functionalize._torch.dispatch import below_mode, current_fake_mode, kernels_alone
 from functionalize._torch.fakes import FakeFactory
-from functionalize._torch.tracing import erase, recording, track, tracked_node
+from functionalize._torch.symbols.tracing import erase, recording, track, tracked_node
 from functionalize.aliasing.bases import Base, View
 from functionalize.aliasing.geometry import Layout
 from functionalize.deferred.copies import copied
-from functionalize.deferred.draws import Draws
 from functionalize.deferred.evaluation import Evaluation, needs
 from functionalize.deferred.externals import External, Externals
-from functionalize.deferred.fills import fill_of
 from functionalize.deferred.function_mode import DeferredFunctionMode
+from functionalize.deferred.random.draws import Draws
+from functionalize.deferred.random.fills import fill_of
 from functionalize.deferred.recorder import DeferredRecorder
 from functionalize.deferred.refusals import explained, inside_of_trace
-from functionalize.deferred.sharding import ShardEvaluation
+from functionalize.deferred.shards.sharding import ShardEvaluation
 from functionalize.deferred.specs import specs_of
 from functionalize.errors import DeferredError
 from functionalize.tracing.metas import METAS

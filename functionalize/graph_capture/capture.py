@@ -13,25 +13,25 @@ from typing import Any
 
 import torch
 
-from functionalize._torch.tracing import answers_of_export
+from functionalize._torch.symbols.tracing import answers_of_export
 from functionalize.errors import UnsupportedProgramError, check_choice, check_remove
-from functionalize.graph_capture.capture_session import ByData, CaptureSession
-from functionalize.graph_capture.changed_lines import LineWanted
-from functionalize.graph_capture.dynamic_shapes import DynamicShapes, with_dims
-from functionalize.graph_capture.inputs import ProgramInputs
-from functionalize.graph_capture.leaks import Traced
-from functionalize.graph_capture.missing_gradients import serves_without_gradients
-from functionalize.graph_capture.numbers import ChangingNumbers
-from functionalize.graph_capture.schedules import NumberRead
-from functionalize.graph_capture.training import training_step
-from functionalize.graph_capture.view_inputs import with_roots
-from functionalize.runtime.captured_program import CapturedProgram
+from functionalize.graph_capture.backward.missing_gradients import serves_without_gradients
+from functionalize.graph_capture.inputs.dynamic_shapes import DynamicShapes, with_dims
+from functionalize.graph_capture.inputs.hyperparameters import ChangingNumbers
+from functionalize.graph_capture.inputs.inputs import ProgramInputs
+from functionalize.graph_capture.inputs.training import training_step
+from functionalize.graph_capture.inputs.view_inputs import with_roots
+from functionalize.graph_capture.refusals.changed_lines import LineWanted
+from functionalize.graph_capture.refusals.leaks import Traced
+from functionalize.graph_capture.refusals.schedules import NumberRead
+from functionalize.graph_capture.session import ByData, CaptureSession
+from functionalize.python_state.walk import is_module
+from functionalize.runtime.autograd.partition import PartitionFn
+from functionalize.runtime.calls.program import CapturedProgram
+from functionalize.runtime.calls.specialization import Capture, Recorded
 from functionalize.runtime.capturing import CAPTURING
 from functionalize.runtime.decisions import Answers
-from functionalize.runtime.partition import PartitionFn
-from functionalize.runtime.specialization import Capture, Recorded
-from functionalize.runtime.state_walk import is_module
-from functionalize.transform.handlers.numbers import Conversions
+from functionalize.transform.functions.numbers import Conversions
 
 
 def capture(

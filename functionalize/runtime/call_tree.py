@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from functionalize._torch import pytree
-from functionalize.runtime.call_arguments import CallArguments
-from functionalize.runtime.state_walk import LEAF_TYPES, StateWalk
+from functionalize.python_state.walk import LEAF_TYPES, StateWalk
+from functionalize.runtime.arguments import CallArguments
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,10 @@ from torch.export.graph_signature import InputKind
 from functionalize._torch import pytree
 from functionalize.aliasing.geometry import Layout
 from functionalize.errors import DataDependentError
+from functionalize.python_state.reconstruct import GraphNumber
+from functionalize.python_state.slots import Slot
 from functionalize.runtime.decisions import Answers, Decision
-from functionalize.runtime.objects import GraphNumber
 from functionalize.runtime.side_effects import LeftInObjects, ScheduleStep, SideEffect
-from functionalize.runtime.slots import Slot
 
 OpCall = tuple[Any, tuple[Any, ...]]  # an op on an input, and its arguments after the input
 

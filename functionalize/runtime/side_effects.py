@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 
 from functionalize._torch import SYMBOLS
-from functionalize.runtime.containers import (
+from functionalize.python_state.containers import (
     ABSENT,
     MAPPINGS,
     assign,
@@ -26,11 +26,11 @@ from functionalize.runtime.containers import (
     unchanged,
     write,
 )
-from functionalize.runtime.entered import key_behind, keys_of
-from functionalize.runtime.frozen_values import content_of, frozen, same
-from functionalize.runtime.objects import Maker, ObjectRef
-from functionalize.runtime.refused_objects import refuse_weak_keys
-from functionalize.runtime.state_walk import Changed, StateWalk, containers_of, is_module, joined
+from functionalize.python_state.reconstruct import Maker, ObjectRef
+from functionalize.python_state.refused_objects import refuse_weak_keys
+from functionalize.python_state.snapshot import content_of, frozen, same
+from functionalize.python_state.traversal_rules import key_behind, keys_of
+from functionalize.python_state.walk import Changed, StateWalk, containers_of, is_module, joined
 
 
 class Walked(Protocol):

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from functionalize._torch.sizes import forget_offset, unbacked
+from functionalize._torch.symbols.sizes import forget_offset, unbacked
 from functionalize._torch.tensors import INTERPOLATIONS, suggest_memory_format
 from functionalize.errors import UnsupportedProgramError
 from functionalize.tracing.cudnn_metas import CUDNN_METAS
@@ -105,7 +105,7 @@ def _ctc_loss(log_probs: Any, targets: Any, steps: Any, lengths: Any, *options: 
 
 
 def _count_told_by_data(tensor: Any) -> Any:
-    from functionalize._torch.symbols import assume  # here: loads sympy
+    from functionalize._torch.symbols.symbols import assume  # here: loads sympy
 
     count = tensor.fake_mode.shape_env.create_unbacked_symint()
     assume(count >= 1)

@@ -27,8 +27,8 @@ from functionalize._torch import (
     settled,
 )
 from functionalize._torch.fakes import FakeFactory, FakeTensor, below_dispatch, data_dependent
-from functionalize._torch.traced_symbols import compared, endless, is_endless, is_foregone
-from functionalize._torch.tracing import (
+from functionalize._torch.symbols.traced_symbols import compared, endless, is_endless, is_foregone
+from functionalize._torch.symbols.tracing import (
     ProxyTorchDispatchMode,
     name_for,
     new_node,

@@ -43,7 +43,7 @@ def _elements(tensor: Any) -> _Elements:
 def _count(tensor: Any) -> Any:
     known = _elements(tensor)
     if known.count is None:
-        from functionalize._torch.symbols import assume  # here: loads sympy
+        from functionalize._torch.symbols.symbols import assume  # here: loads sympy
 
         known.count = tensor.fake_mode.shape_env.create_unbacked_symint()
         assume(known.count >= 0)

@@ -20,11 +20,11 @@ from functionalize._torch import (
 )
 from functionalize.errors import check_remove
 from functionalize.transform.context import FunctionalizationContext
-from functionalize.transform.ended_gradients import EndedGradients
 from functionalize.transform.epilogue import Epilogue, Input
 from functionalize.transform.function_mode import FunctionalizeFunctionMode
+from functionalize.transform.functions.padded_encoders import zeros_for_padding
+from functionalize.transform.gradients.ended_gradients import EndedGradients
 from functionalize.transform.handlers.higher_order import Frame
-from functionalize.transform.handlers.padded_encoders import zeros_for_padding
 from functionalize.transform.handlers.subclasses import as_subclass_seen
 from functionalize.transform.mode import FunctionalizeMode
 

@@ -42,9 +42,9 @@ from functionalize.errors import UnsupportedMutationError, UnsupportedProgramErr
 from functionalize.ops import tables
 from functionalize.ops.calls import draws
 from functionalize.transform import dry_run
-from functionalize.transform.autograd_notes import AutogradNotes
 from functionalize.transform.borrowed_memory import BorrowedMemory
-from functionalize.transform.ended_gradients import WITHOUT_GRAD_MODE, EndedGradients
+from functionalize.transform.gradients.autograd_notes import AutogradNotes
+from functionalize.transform.gradients.ended_gradients import WITHOUT_GRAD_MODE, EndedGradients
 from functionalize.transform.unseen_aliases import UnseenAliases
 from functionalize.transform.values import ADDRESSING, ValueExecutor
 

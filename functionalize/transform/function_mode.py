@@ -45,12 +45,12 @@ from functionalize._torch.autograd import SET_GRAD_MODE
 from functionalize._torch.tensors import autograd_base
 from functionalize.aliasing.tensor_queries import tensor_leaves
 from functionalize.transform.context import FunctionalizationContext
+from functionalize.transform.functions.eager_kernels import IN_EAGER, OPENED
+from functionalize.transform.functions.numbers import SPELT_OUT as OF_NUMBERS
+from functionalize.transform.functions.padded_encoders import OF_ENCODERS
+from functionalize.transform.functions.recurrent_layers import LAYERS
+from functionalize.transform.functions.sparse import ELEMENTS
 from functionalize.transform.handlers.copies import deep_copy, reduced
-from functionalize.transform.handlers.eager_kernels import IN_EAGER, OPENED
-from functionalize.transform.handlers.numbers import SPELT_OUT as OF_NUMBERS
-from functionalize.transform.handlers.padded_encoders import OF_ENCODERS
-from functionalize.transform.handlers.recurrent_layers import LAYERS
-from functionalize.transform.handlers.sparse import ELEMENTS
 
 _SET_DATA: Any = torch.Tensor.data.__set__  # type: ignore[attr-defined]  # stubs call it a tensor
 _GRAD: Any = torch.Tensor.grad  # stubs call it a tensor

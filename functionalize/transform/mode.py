@@ -43,7 +43,7 @@ from functionalize.ops import tables
 from functionalize.ops.tables import Kind, OpRow, ViewKind
 from functionalize.transform import mutation
 from functionalize.transform.context import FunctionalizationContext
-from functionalize.transform.ended_gradients import WITHOUT_GRAD_MODE
+from functionalize.transform.gradients.ended_gradients import WITHOUT_GRAD_MODE
 from functionalize.transform.handlers import custom_ops, data, higher_order, observers, random_ops
 from functionalize.transform.handlers.inplace_views import (
     check_place,

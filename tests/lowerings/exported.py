@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from functionalize import UnsupportedExportError, capture
-from functionalize.runtime.captured_program import CapturedProgram
+from functionalize.runtime.calls.program import CapturedProgram
 from functionalize.verify.observation import clone_inputs
 from tests.ledger import REFUSED
 from tests.lowerings.check import ORDERS, TIES, UNSEEDED, UNSPECIFIED, in_eager, orders_alike, reason

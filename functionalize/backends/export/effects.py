@@ -19,14 +19,14 @@ import torch
 from functionalize.backends.export.example_call import ExampleCall
 from functionalize.backends.export.shared_places import GraphValue, Place, SharedPlaces, place_in
 from functionalize.errors import UnsupportedExportError
-from functionalize.runtime.containers import ABSENT, MAPPINGS, assign, copy_of, unchanged
-from functionalize.runtime.frozen_values import frozen, same
+from functionalize.python_state.containers import ABSENT, MAPPINGS, assign, copy_of, unchanged
+from functionalize.python_state.reconstruct import Maker
+from functionalize.python_state.slots import NumberSlot, Slot, is_number
+from functionalize.python_state.snapshot import frozen, same
+from functionalize.python_state.walk import StateWalk, joined
 from functionalize.runtime.metadata import AliasKind, ProgramMetadata
-from functionalize.runtime.objects import Maker
 from functionalize.runtime.side_effects import SideEffect, Walked
-from functionalize.runtime.slots import NumberSlot, Slot, is_number
-from functionalize.runtime.state_walk import StateWalk, joined
-from functionalize.runtime.undoing import to_the_end
+from functionalize.uninterrupted import uninterrupted
 
 _OF_STATE = (
     "the state of an exported program consists of tensors of fixed sizes, without Python objects",
@@ -89,7 +89,7 @@ def applied(effects: Sequence[SideEffect], states: Sequence[Walked], maker: Make
                 if not unchanged(container, content):
                     assign(container, content)
 
-        to_the_end(put_back)
+        uninterrupted(put_back)
 
 
 class EffectReader:

@@ -20,15 +20,15 @@ from functionalize._torch import OFFSET, SYMBOLS, pytree
 from functionalize.aliasing.strided_layout import tensor_at
 from functionalize.call_stack import decisive_line
 from functionalize.errors import UnsupportedProgramError
-from functionalize.runtime.alias_pattern import Shared, same_tensors
-from functionalize.runtime.call_arguments import CallArguments
+from functionalize.python_state.walk import StateWalk
+from functionalize.runtime.arguments import CallArguments
 from functionalize.runtime.call_tree import ArgumentRef, ObjectLeaf
-from functionalize.runtime.specialization import Specialization
-from functionalize.runtime.state_walk import StateWalk
-from functionalize.runtime.tensor_properties import REQUIRES_GRAD
+from functionalize.runtime.calls.specialization import Specialization
+from functionalize.runtime.guards.alias_pattern import Shared, same_tensors
+from functionalize.runtime.guards.tensors import REQUIRES_GRAD
 
 if TYPE_CHECKING:
-    from functionalize.runtime.captured_program import CapturedProgram
+    from functionalize.runtime.calls.program import CapturedProgram
 
 
 def concrete(number: Any) -> int:

@@ -21,10 +21,10 @@ from functionalize.backends.export.shared_places import GraphValue
 from functionalize.backends.export.steady import Exportable
 from functionalize.errors import UnsupportedExportError
 from functionalize.reachability import nodes_behind
+from functionalize.runtime.calls.specialization import Specialization
 from functionalize.runtime.decisions import Decision, same_answer
 from functionalize.runtime.metadata import InputMutation
 from functionalize.runtime.random_state import default_generators_kept, is_random
-from functionalize.runtime.specialization import Specialization
 
 
 def check_first_call(found: Exportable, to: str) -> None:

@@ -14,8 +14,8 @@ from functionalize._torch import VERSION, pytree
 from functionalize._torch.exporting import on_numbers
 from functionalize.backends.decompose import is_operator
 from functionalize.call_stack import line_of_trace
+from functionalize.runtime.calls.specialization import Recorded
 from functionalize.runtime.random_state import anew
-from functionalize.runtime.specialization import Recorded
 
 Refusal = tuple[str, str, str, str]
 _GRADIENT_OF_RESULT = (

@@ -20,7 +20,7 @@ from functionalize.backends.export.shared_places import GraphValue
 from functionalize.backends.export.state import CONSTANTS
 from functionalize.backends.nests import Rebuilt, rebuilt
 from functionalize.errors import UnsupportedProgramError
-from functionalize.runtime.state_walk import StateWalk
+from functionalize.python_state.walk import StateWalk
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ import torch
 
 from functionalize.backends.export.example_call import ExampleCall
 from functionalize.errors import UnsupportedExportError
-from functionalize.runtime.alias_pattern import Shared
-from functionalize.runtime.containers import place_of
-from functionalize.runtime.slots import Slot
+from functionalize.python_state.containers import place_of
+from functionalize.python_state.slots import Slot
+from functionalize.runtime.guards.alias_pattern import Shared
 
 Place = tuple[int, Any, tuple[int, ...]]  # the identity of a container, a key, steps into tuples
 

@@ -33,16 +33,16 @@ from functionalize.backends.export.example_call import (
 )
 from functionalize.backends.export.returned import Returned, returned
 from functionalize.errors import UnsupportedProgramError
-from functionalize.runtime.captured_program import CapturedProgram
+from functionalize.python_state.containers import ABSENT, entry, write
+from functionalize.python_state.reconstruct import Maker
+from functionalize.python_state.slots import NumberSlot, Slot
+from functionalize.runtime.calls.program import CapturedProgram
+from functionalize.runtime.calls.specialization import Specialization
 from functionalize.runtime.capturing import CAPTURING
-from functionalize.runtime.containers import ABSENT, entry, write
 from functionalize.runtime.metadata import AliasKind, GraphInput, ProgramMetadata
-from functionalize.runtime.objects import Maker
 from functionalize.runtime.random_state import is_random
 from functionalize.runtime.side_effects import SideEffect
-from functionalize.runtime.slots import NumberSlot, Slot
-from functionalize.runtime.specialization import Specialization
-from functionalize.runtime.undoing import to_the_end
+from functionalize.uninterrupted import uninterrupted
 
 
 @dataclass(eq=False)
@@ -118,7 +118,7 @@ def _parted(places: Sequence[Slot]) -> Iterator[None]:
             for container, key, value in entries:
                 write(container, key, value)
 
-        to_the_end(put_back)
+        uninterrupted(put_back)
 
 
 def _got_gradients(call: ExampleCall) -> bool:

@@ -16,7 +16,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from functionalize._torch.exporting import without_spec_warnings
-from functionalize._torch.sizes import settled
+from functionalize._torch.symbols.sizes import settled
 from functionalize.errors import UnsupportedExportError
 
 

@@ -15,7 +15,7 @@ from torch.fx import Node
 from torch.fx.node import has_side_effect
 
 from functionalize.backends.exported_program import from_exported_program
-from functionalize.runtime.captured_program import CapturedProgram
+from functionalize.runtime.calls.program import CapturedProgram
 from functionalize.runtime.decisions import Decision
 
 aten = torch.ops.aten

@@ -23,16 +23,16 @@ from functionalize.backends.array_program import RANDOM_KEY, ArrayProgram
 from functionalize.backends.export.example_call import ExampleCall
 from functionalize.backends.jax.values import is_wide, wide_enough
 from functionalize.errors import InputMismatchError, UnsupportedProgramError
-from functionalize.runtime.alias_pattern import Shared
-from functionalize.runtime.call_arguments import Nest
-from functionalize.runtime.modes import in_modes
-from functionalize.runtime.objects import Recipe, TensorRef
+from functionalize.python_state.reconstruct import Recipe, TensorRef
+from functionalize.python_state.slots import NumberSlot
+from functionalize.runtime.arguments import Nest
+from functionalize.runtime.calls.specialization import Specialization
+from functionalize.runtime.guards.alias_pattern import Shared
+from functionalize.runtime.guards.modes import in_modes
 from functionalize.runtime.random_state import is_random
-from functionalize.runtime.slots import NumberSlot
-from functionalize.runtime.specialization import Specialization
 
 if TYPE_CHECKING:
-    from functionalize.runtime.captured_program import CapturedProgram
+    from functionalize.runtime.calls.program import CapturedProgram
 
 State = dict[str, Any]
 Inputs = dict[int, Any]

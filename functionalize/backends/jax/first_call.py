@@ -19,8 +19,8 @@ from functionalize.backends.array_program import ArrayProgram, Prepared, Written
 from functionalize.backends.first_call import Settled, settled
 from functionalize.backends.interpreter import Backend, UnknownNumberError, refusal
 from functionalize.backends.jax.values import is_array, is_number
-from functionalize.runtime.objects import ObjectRef, references_in
-from functionalize.runtime.specialization import Specialization
+from functionalize.python_state.reconstruct import ObjectRef, references_in
+from functionalize.runtime.calls.specialization import Specialization
 
 FIRST_CALL = "first_call"
 

@@ -31,7 +31,7 @@ from functionalize.backends.stopped_gradients import stopped_gradients
 from functionalize.errors import InputMismatchError, UnsupportedExportError, UnsupportedProgramError
 
 if TYPE_CHECKING:
-    from functionalize.runtime.captured_program import CapturedProgram
+    from functionalize.runtime.calls.program import CapturedProgram
 
 State = dict[str, Any]
 # What JAX reads off the functions that it traces: it takes an argument by name for the parameter of the same name,

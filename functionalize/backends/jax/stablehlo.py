@@ -27,7 +27,7 @@ from functionalize.backends.leaves import with_ordered
 from functionalize.errors import InputMismatchError, UnsupportedProgramError
 
 if TYPE_CHECKING:
-    from functionalize.runtime.captured_program import CapturedProgram
+    from functionalize.runtime.calls.program import CapturedProgram
 
 
 def write_stablehlo(program: CapturedProgram, path: str | os.PathLike[str], **options: Any) -> Path:

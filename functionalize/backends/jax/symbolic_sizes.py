@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from jax import export
 
-from functionalize._torch.symbols import sizes_of
+from functionalize._torch.symbols.symbols import sizes_of
 from functionalize.errors import UnsupportedProgramError
 
 _BOUND = re.compile(r"\w+ [<>]=? \d+|\d+ [<>]=? \w+")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
     from functionalize.backends.onnx.runner import OnnxProgram
-    from functionalize.runtime.captured_program import CapturedProgram
+    from functionalize.runtime.calls.program import CapturedProgram
 
 _PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 

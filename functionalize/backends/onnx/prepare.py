@@ -26,8 +26,8 @@ from torch.export.graph_signature import (
 from torch.fx import Graph, Node
 
 from functionalize._torch import SYMBOLS, pytree
-from functionalize._torch.sizes import hint_of
-from functionalize._torch.symbols import sizes_of
+from functionalize._torch.symbols.sizes import hint_of
+from functionalize._torch.symbols.symbols import sizes_of
 from functionalize.backends.export.layouts import counts_from_storage, layout_of, serves_layouts
 from functionalize.backends.export.numbers import NUMBER
 from functionalize.backends.onnx.convention import Argument, Check, Convention, Layout, Result, State, spec_of

@@ -20,12 +20,12 @@ from functionalize.backends.export.state import Arguments
 from functionalize.backends.onnx.options import Call
 from functionalize.backends.onnx.runner import OnnxProgram
 from functionalize.errors import DataDependentError, NotEquivalentError
-from functionalize.graph_capture.random_sources import RandomSources
-from functionalize.runtime.captured_program import CapturedProgram
+from functionalize.graph_capture.trace.random.random_sources import RandomSources
+from functionalize.python_state.slots import NumberSlot
+from functionalize.runtime.calls.program import CapturedProgram
+from functionalize.runtime.calls.specialization import Specialization
 from functionalize.runtime.random_state import is_random
-from functionalize.runtime.slots import NumberSlot
-from functionalize.runtime.specialization import Specialization
-from functionalize.runtime.undoing import to_the_end
+from functionalize.uninterrupted import uninterrupted
 from functionalize.verify.observation import clone_inputs, leaf_differences
 
 _CALLS = 3
@@ -161,7 +161,7 @@ def as_before(example: ExampleCall) -> Iterator[None]:
             for one in kept:
                 one.put_back()
 
-        to_the_end(put_back)
+        uninterrupted(put_back)
 
 
 class _Kept:

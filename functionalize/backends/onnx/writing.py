@@ -54,7 +54,7 @@ from functionalize.backends.opmath import SPELT_OUT
 from functionalize.backends.own_decompositions import DECOMPOSITIONS
 from functionalize.backends.primitives import VIEWS
 from functionalize.errors import UnsupportedExportError
-from functionalize.runtime.captured_program import CapturedProgram
+from functionalize.runtime.calls.program import CapturedProgram
 from functionalize.runtime.capturing import CAPTURING
 
 _TO = "ONNX"

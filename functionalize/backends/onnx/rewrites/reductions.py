@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from functionalize._torch.sizes import hint_of
+from functionalize._torch.symbols.sizes import hint_of
 from functionalize.backends.onnx.rewrites.registry import Rewrite, rewrite
 
 aten = torch.ops.aten

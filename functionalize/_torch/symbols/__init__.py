@@ -1,0 +1,1 @@
+"""Sizes and numbers that are symbols, and how torch's tracers record them."""

@@ -1,0 +1,330 @@
+"""The graph that ``make_fx`` traces, or would trace: which node a tensor or a symbol stands for, nodes that we add.
+
+Invariant: a tensor that is tracked here is found by torch's own tracing code, and a node that is added here is what
+that would have added. Limits: one graph a tracer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import operator
+import weakref
+from cmath import infj, nanj
+from collections.abc import Callable, Iterator, MutableMapping
+from functools import cache, cached_property
+from typing import Any
+
+import torch
+
+# Kernels in Python, which symbols go through.
+from torch._dispatch.python import enable_python_dispatcher, no_python_dispatcher
+from torch.fx import Graph, Node, Proxy
+from torch.fx.experimental.proxy_tensor import (  # proxies are attached to tensors by no public call
+    ProxyTorchDispatchMode,
+    PythonKeyTracer,
+    _MakefxTracer,
+    _ProxyTensor,
+    _set_make_fx_tracer,
+    fetch_sym_proxy,
+    set_original_aten_op,
+    track_tensor_tree,
+)
+from torch.fx.graph import _register_custom_builtin  # names that the code of graphs may use; there is no public way
+from torch.fx.immutable_collections import immutable_dict
+from torch.utils import _pytree as pytree
+
+from functionalize._torch.dispatch import on_handles
+from functionalize._torch.fakes import FakeTensorMode
+from functionalize._torch.symbols.sizes import is_symbol
+from functionalize._torch.symbols.traced_symbols import symbol_node
+from functionalize._torch.tensors import SYMBOLS, is_symbolic, storage_key
+
+_NO_KWARGS: dict[str, Any] = immutable_dict()
+
+# A graph's code writes complex constants as Python prints them, `(nan+nanj)`: FX knows `nan` and `inf` alone.
+_register_custom_builtin("nanj", "from cmath import nanj", nanj)
+_register_custom_builtin("infj", "from cmath import infj", infj)
+
+
+class TensorTracker(MutableMapping[torch.Tensor, _ProxyTensor]):
+    """What tensors stand for, while they live; by identity, as torch's own dictionary for it, which asks more often."""
+
+    def __init__(self) -> None:
+        self._refs: dict[int, _Ref] = {}
+
+    def get(self, tensor: torch.Tensor, default: Any = None) -> Any:
+        found = self._refs.get(id(tensor))
+        return default if found is None else found.entry
+
+    def __getitem__(self, tensor: torch.Tensor) -> _ProxyTensor:
+        return self._refs[id(tensor)].entry
+
+    def __setitem__(self, tensor: torch.Tensor, entry: _ProxyTensor) -> None:
+        ref = _Ref(tensor, self._forget)
+        ref.key, ref.entry = id(tensor), entry
+        self._refs[ref.key] = ref
+
+    def __delitem__(self, tensor: torch.Tensor) -> None:
+        del self._refs[id(tensor)]
+
+    def __contains__(self, tensor: object) -> bool:
+        return id(tensor) in self._refs
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter([tensor for ref in list(self._refs.values()) if (tensor := ref()) is not None])
+
+    def __len__(self) -> int:
+        return len(self._refs)
+
+    def clear(self) -> None:
+        self._refs.clear()
+
+    def _forget(self, ref: _Ref) -> None:
+        if self._refs.get(ref.key) is ref:
+            del self._refs[ref.key]
+
+
+class _Ref(weakref.ref[torch.Tensor]):
+    __slots__ = ("entry", "key")
+
+    key: int
+    entry: _ProxyTensor
+
+
+class _NodeEntry(_ProxyTensor):
+    """An entry for a node, made when somebody asks for it unless it is there; its proxy is made when torch asks."""
+
+    def __init__(self, given: Node | Callable[[], Node], tracer: Any) -> None:
+        self._tracer, self.constant = tracer, None
+        if isinstance(given, Node):
+            self.__dict__["node"] = given  # as if it were made already
+        else:
+            self._given = given
+
+    @cached_property
+    def node(self) -> Node:
+        return self._given()
+
+    @property
+    def parents(self) -> list[Node]:
+        """What the node is made of, while it is not made."""
+        return [value for value in getattr(self._given, "args", ()) if isinstance(value, Node)]
+
+    @cached_property
+    def proxy(self) -> Proxy:  # type: ignore[override]
+        return Proxy(self.node, self._tracer)
+
+
+def new_tracer() -> PythonKeyTracer:
+    """A tracer with an empty graph."""
+    tracer = PythonKeyTracer()
+    tracer.tensor_tracker = TensorTracker()
+    tracer.root = torch.nn.Module()
+    tracer.graph = Graph(tracer_cls=PythonKeyTracer)
+    tracer.tensor_attrs = {}
+    return tracer
+
+
+_names: dict[int, tuple[Any, str]] = {}  # by identity: the hash of an op is a method in Python
+
+
+def name_for(op: Any) -> str:
+    """What ``make_fx`` names a node of an op."""
+    known = _names.get(id(op))
+    if known is None:
+        known = _names[id(op)] = op, str(Graph()._target_to_str(op.overloadpacket.__name__))
+    return known[1]
+
+
+def new_node(graph: Graph, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> Node:
+    """A call of an op, given nodes, in a graph that no module owns.
+
+    As ``create_node``, which takes twice as long: it looks through the arguments for symbols, and for hooks.
+    """
+    return _add_node(graph, "call_function", op, args, kwargs or _NO_KWARGS, name)
+
+
+def _add_node(graph: Graph, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> Node:
+    unique = graph._graph_namespace.create_name(name, None)
+    node = Node(graph, unique, kind, target, args, kwargs)
+    graph._graph_namespace.associate_name_with_obj(unique, node)
+    graph._insert(node)
+    graph._find_nodes_lookup_table.insert(node)
+    graph._len += 1
+    return node
+
+
+def op_node(tracer: Any, op: Any, args: Any, kwargs: Any) -> Node:
+    """A call of an op on tensors that the tracer knows, or that become attributes of the graph."""
+
+    def given(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return tracked_node(tracer, value) or tracer.create_arg(value)
+        return symbol_node(tracer, value) if isinstance(value, SYMBOLS) else value
+
+    args, kwargs = pytree.tree_map(given, (tuple(args), dict(kwargs)))
+    return new_node(tracer.graph, op, args, kwargs, name_for(op))
+
+
+def new_placeholder(graph: Graph, name: str) -> Node:
+    """A placeholder of just this name, which is a word, and nobody's yet.
+
+    FX renames what is called like a function of Python's (`input` to `input_1`). It never gives such a name to another
+    node, so this one can have it back.
+    """
+    node = _add_node(graph, "placeholder", name, (), _NO_KWARGS, name)
+    if node.name != name:
+        node.name = name
+    return node
+
+
+def track(tracer: Any, tensor: torch.Tensor, node: Node | Callable[[], Node]) -> None:
+    """Let a tensor of plain sizes stand for a node, or for one that is made when it is used."""
+    tracer.tensor_tracker[tensor] = _NodeEntry(node, tracer)
+
+
+def tracked_node(tracer: Any, tensor: torch.Tensor, *, constants: bool = True) -> Node | None:
+    """The node that a tensor stands for; None without one, and for ``constants`` unless they are wanted."""
+    entry = tracer.tensor_tracker.get(tensor)
+    if entry is None or (entry.constant is not None and not constants):
+        return None
+    return entry.node if isinstance(entry, _NodeEntry) else entry.proxy.node
+
+
+def nodes_in_use(tracer: Any) -> set[Node]:
+    """The nodes that a tensor stands for, or part of whose results it is, and which further nodes may take."""
+    found = set[Node]()
+    for entry in tracer.tensor_tracker.values():
+        own = isinstance(entry, _NodeEntry)
+        unmade = own and "node" not in entry.__dict__
+        found.update(entry.parents if unmade else [entry.node if own else entry.proxy.node])
+    return found
+
+
+# Ops whose kernels give a backward its workspace where grad mode is on, and else None.
+_ASKS_GRAD_MODE = (torch.ops.aten.mkldnn_rnn_layer.default,)
+
+
+def keeps_workspaces(graph: Graph) -> bool:
+    """Whether a graph is to run with grad mode on, since a backward that it holds may need what its ops then keep."""
+    return any(graph.find_nodes(op="call_function", target=op) for op in _ASKS_GRAD_MODE)
+
+
+# Selective checkpointing keeps every result where it takes itself to be compiled, and checks that none is written.
+_checkpoints_as_in_eager: Any = getattr(torch.compiler, "_non_strict_tracing_context", contextlib.nullcontext)
+
+
+def _in_autocast_region() -> bool:
+    depth = torch.autocast_increment_nesting()
+    torch.autocast_decrement_nesting()
+    return depth > 1
+
+
+@contextlib.contextmanager
+def _own_autocast_casts() -> Iterator[None]:
+    """Casts of weights are kept inside of a region as in eager, where a gradient is one of the only cast.
+
+    Inside of a region of the caller's, which has its own casts in the same cache, those of fake tensors stay there
+    until the region ends: torch empties the cache as a whole, and finds a cast by the very tensor.
+    """
+    inside = _in_autocast_region()
+    if not inside:
+        torch.clear_autocast_cache()
+    try:
+        yield
+    finally:
+        if not inside:
+            torch.clear_autocast_cache()
+
+
+@contextlib.contextmanager
+def recording(tracer: Any, fakes: FakeTensorMode, *, symbolic: bool) -> Iterator[None]:
+    """What is set while ``make_fx`` traces, but for its modes; higher-order ops trace their bodies as inside it."""
+    outer = _MakefxTracer({}, "symbolic" if symbolic else "fake", True, False, False, False, True)
+    outer.fake_tensor_mode, outer.fx_tracer = fakes, tracer
+    kernels = enable_python_dispatcher() if symbolic else contextlib.nullcontext()
+    with fakes, kernels, _set_make_fx_tracer(outer), _own_autocast_casts(), _checkpoints_as_in_eager():
+        yield
+
+
+def is_erased(node: Node) -> bool:
+    """Whether a node is no longer in its graph."""
+    return bool(node._erased)
+
+
+def erase(graph: Graph, node: Node) -> None:
+    """Drop a node, and the graph's knowledge of its name, by which it would be held."""
+    graph.erase_node(node)
+    names: Any = graph._graph_namespace
+    names._used_names.discard(names._obj_to_name.pop(node, None))
+
+
+def point_proxy(mode: ProxyTorchDispatchMode, handle: torch.Tensor, value: torch.Tensor) -> None:
+    """Let ``handle`` stand for the graph node that ``value`` stands for."""
+    tracker = mode.tracer.tensor_tracker
+    proxy = tracker.get(value)
+    if proxy is not None:
+        tracker[handle] = proxy
+
+
+def tensors_with_storage(mode: ProxyTorchDispatchMode, key: int) -> Iterator[torch.Tensor]:
+    """The tensors of a storage that the tracer knows as nodes."""
+    return (tensor for tensor in mode.tracer.tensor_tracker if storage_key(tensor) == key)
+
+
+def last_node(mode: ProxyTorchDispatchMode) -> Any:
+    """The newest node of the graph that is traced; None while there is none."""
+    return next(iter(reversed(mode.tracer.graph.nodes)), None)
+
+
+def same_node(mode: ProxyTorchDispatchMode, one: torch.Tensor, two: torch.Tensor) -> bool:
+    """Whether two tensors stand for the same node."""
+    node = tracked_node(mode.tracer, one)
+    return node is not None and node is tracked_node(mode.tracer, two)
+
+
+def record_view(
+    mode: ProxyTorchDispatchMode, op: Any, value: torch.Tensor, args: tuple[Any, ...], result: torch.Tensor
+) -> bool:
+    """Add the node ``op(value, *args)``, whose result is known already, to the graph. False: the tracer cannot."""
+    source = mode.tracer.tensor_tracker.get(value)
+    if source is None or source.constant is not None:
+        return False
+    if op is torch.ops.aten.as_strided.default:  # what it means depends on where in its storage the value lies
+        return False
+    with set_original_aten_op(op):
+        if any(map(is_symbol, args)) or any(type(arg) is list and any(map(is_symbol, arg)) for arg in args):
+            args = pytree.tree_map_only(torch.SymInt, fetch_sym_proxy(mode.tracer), args)
+        proxy = mode.tracer.create_proxy("call_function", op, (source.proxy, *args), {}, name=name_for(op))
+        track_tensor_tree(result, proxy, constant=None, tracer=mode.tracer)
+    return True
+
+
+def record_effect(mode: ProxyTorchDispatchMode, op: Any, handle: torch.Tensor, args: tuple[Any, ...]) -> None:
+    """Add the node ``op(handle, *args)`` for its effect, which the handle shows already, without running the op."""
+    tracked = mode.tracer.tensor_tracker
+    args = pytree.tree_map_only(torch.Tensor, lambda tensor: tracked[tensor].proxy, (handle, *args))
+    args = pytree.tree_map_only(torch.SymInt, fetch_sym_proxy(mode.tracer), args)
+    mode.tracer.create_proxy("call_function", op, args, {}, name=name_for(op))
+
+
+@contextlib.contextmanager
+def answers_of_export() -> Iterator[None]:
+    """While who asks torch whether it compiles or exports is told yes."""
+    from torch._export.utils import _compiling_state_context  # here: loads the exporter
+
+    with _compiling_state_context():
+        yield
+
+
+@contextlib.contextmanager
+def logs_of_torch_off() -> Iterator[None]:
+    """While torch logs nothing but what the variable `TORCH_LOGS` asks for."""
+    logs: Any = torch._logging
+    logs.set_logs(all=logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logs.set_logs()

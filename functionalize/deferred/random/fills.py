@@ -1,0 +1,125 @@
+"""Operators that fill a tensor with random numbers, whatever it held: what they draw, and how many numbers.
+
+A kernel that draws element by element draws alike for a part of the elements, from the state where the part begins.
+How many numbers it takes for an element is measured, once for each kind of call.
+
+Invariant: what is said of a call holds for its kernel, on contiguous tensors of the CPU. Limits: calls whose
+count of numbers is no linear function of the number of elements have none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from functionalize.deferred.random import mersenne
+from functionalize.deferred.specs import Spec, spec_of
+
+aten = torch.ops.aten
+BLOCK = 16  # elements that the kernel of normal numbers takes together
+_SAMPLES = tuple(BLOCK * blocks for blocks in (4, 8, 16))  # two numbers of 32 bits an element fit in one block of 624
+
+_uniform, _normal = aten.uniform_.default, aten.normal_.default
+_random, _random_to, _random_from = aten.random_.default, aten.random_.to, getattr(aten.random_, "from")
+# By operator: what fills a tensor alike, and which of the operator's own arguments it takes.
+_FILLS: dict[Any, tuple[Any, slice]] = {
+    aten.uniform.default: (_uniform, slice(1, None)),
+    aten.normal_functional.default: (_normal, slice(1, None)),
+    aten.random.default: (_random, slice(0, 0)),
+    aten.random.to: (_random_to, slice(1, None)),
+    getattr(aten.random, "from"): (_random_from, slice(1, None)),
+    aten.rand.default: (_uniform, slice(0, 0)),
+    aten.rand.generator: (_uniform, slice(0, 0)),
+    aten.rand_like.default: (_uniform, slice(0, 0)),
+    aten.randn.default: (_normal, slice(0, 0)),
+    aten.randn.generator: (_normal, slice(0, 0)),
+    aten.randn_like.default: (_normal, slice(0, 0)),
+    aten.cauchy.default: (aten.cauchy_.default, slice(1, None)),
+    aten.exponential.default: (aten.exponential_.default, slice(1, None)),
+    aten.geometric.default: (aten.geometric_.default, slice(1, None)),
+    aten.log_normal.default: (aten.log_normal_.default, slice(1, None)),
+    aten.bernoulli.p: (aten.bernoulli_.float, slice(1, None)),
+}
+_BY_ELEMENT = frozenset({_uniform, _normal, _random, _random_to, _random_from})
+
+
+def _has_own_generator(device: torch.device) -> bool:
+    """Whether numbers are drawn by another generator than the CPU's, which stands in for that of a missing device."""
+    return device.type not in ("cpu", "cuda") or (device.type == "cuda" and torch.cuda.is_available())
+
+
+@dataclass(frozen=True)
+class Fill:
+    """One call that fills a tensor."""
+
+    op: Any
+    args: tuple[Any, ...]
+    generator: Any  # a node, or None
+    spec: Spec
+
+    def run(self, tensor: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor:
+        """Fill a tensor, or a part of one."""
+        filled: torch.Tensor = self.op(tensor, *self.args, generator=generator)
+        return filled
+
+    @property
+    def in_blocks(self) -> bool:
+        """Whether the kernel makes sixteen elements at a time."""
+        return self.op is _normal
+
+    @property
+    def per_element(self) -> int | None:
+        """How many numbers of 32 bits an element takes, where a part of the elements is drawn as among all."""
+        if self.op not in _BY_ELEMENT or not self.spec.contiguous or _has_own_generator(self.spec.device):
+            return None
+        if self.op is _normal and self.spec.numel < BLOCK:
+            return None
+        law = _law(self.op, self.args, self.spec.dtype, self.spec.numel % BLOCK)
+        return None if law is None else law[0]
+
+    @property
+    def draws(self) -> int | None:
+        """How many numbers of 32 bits the call takes; None where that is not known, or it keeps one for later."""
+        if self.per_element is None:
+            return None
+        law = _law(self.op, self.args, self.spec.dtype, self.spec.numel % BLOCK)
+        return None if law is None else law[0] * self.spec.numel + law[1]
+
+
+def fill_of(node: Node) -> Fill | None:
+    """The fill that a node is, if it is one."""
+    found = _FILLS.get(node.target)
+    spec = spec_of(node) if found is not None else None
+    if found is None or spec is None:
+        return None
+    op, own = found
+    args = tuple(node.args[own])
+    if any(isinstance(arg, Node) for arg in args):
+        return None
+    return Fill(op, args, node.kwargs.get("generator"), spec)
+
+
+@cache
+def _law(op: Any, args: tuple[Any, ...], dtype: torch.dtype, rest: int) -> tuple[int, int] | None:
+    """How many numbers a call takes: per element, and besides."""
+    sizes = [samples + rest for samples in _SAMPLES]
+    counts = [_count(op, args, dtype, size) for size in sizes]
+    first, second, third = counts
+    if first is None or second is None or third is None:
+        return None
+    slope, remainder = divmod(second - first, sizes[1] - sizes[0])
+    if remainder or third - second != slope * (sizes[2] - sizes[1]):
+        return None
+    return slope, first - slope * sizes[0]
+
+
+def _count(op: Callable[..., Any], args: tuple[Any, ...], dtype: torch.dtype, size: int) -> int | None:
+    generator = torch.Generator()
+    generator.manual_seed(0)
+    op(torch.empty(size, dtype=dtype), *args, generator=generator)
+    return mersenne.drawn_from_start(generator.get_state())

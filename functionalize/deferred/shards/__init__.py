@@ -1,0 +1,1 @@
+"""Parts of deferred tensors, computed alone."""

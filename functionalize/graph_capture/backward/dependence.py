@@ -1,0 +1,134 @@
+"""What the gradients of a joint graph are computed from: which of its placeholders, and whether by their values.
+
+Invariant: nothing that a gradient depends on is left out. Limits: of operators that read only sizes the tables know a
+few; others count as reading values.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from torch.fx import Graph, Node
+
+from functionalize._torch import is_symbolic, storage_key
+from functionalize.graph_capture.trace.checkpointing import item_of
+from functionalize.reachability import nodes_behind
+from functionalize.runtime.autograd.joint import Sources
+
+aten = torch.ops.aten
+
+
+def sharing(tensors: Sequence[torch.Tensor | None]) -> list[int]:
+    """Of each tensor those that share its memory, itself among them: a bit for each; the same for what is none."""
+    keys = [number if tensor is None else ("storage", storage_key(tensor)) for number, tensor in enumerate(tensors)]
+    bits: dict[Any, int] = {}
+    for number, key in enumerate(keys):
+        bits[key] = bits.get(key, 0) | 1 << number
+    return [bits[key] for key in keys]
+
+
+def reads_storages(graph: Graph) -> bool:
+    """Whether a graph reads at addresses in storages, perhaps beyond what an input shows of its own."""
+    return any(graph.find_nodes(op="call_function", target=op, sort=False) for op in _BY_ADDRESS)
+
+
+def counting_from_storages(graph: Graph) -> list[Node]:
+    """The nodes that say where in a storage something lies: they are right for inputs that lie where they did."""
+    calls = [(at, graph.find_nodes(op="call_function", target=op)) for op, at in _WITH_OFFSETS.items()]
+    return [node for at, nodes in calls for node in nodes if len(node.args) > at]
+
+
+_PARTS_BY_ADDRESS = (aten.as_strided.default, aten.as_strided_copy.default)
+_BY_ADDRESS = (*_PARTS_BY_ADDRESS, aten.as_strided_scatter.default)
+_WITH_OFFSETS = {aten.as_strided.default: 3, aten.as_strided_copy.default: 3, aten.as_strided_scatter.default: 4}
+_OF_SIZE = frozenset(  # ops that ask of a tensor what it looks like, and read none of its values
+    getattr(aten, name).default
+    for name in ("zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty")
+)
+
+
+# Of batch norms in training the arguments whose values they do not read but for the running statistics that they give:
+# the position of the flag, and which arguments.
+_IN_TRAINING: dict[Any, tuple[int, tuple[int, ...]]] = {
+    aten._native_batch_norm_legit_functional.default: (5, (3, 4)),
+    aten.native_batch_norm_backward.default: (7, (3, 4)),
+}
+
+
+def sources_of(graph: Graph, results: int, together: Sequence[int], tangents: Sequence[int]) -> Sources:
+    """What the gradients are computed from, which are the outputs behind ``results`` others.
+
+    ``together``: of each of the first placeholders all that share its memory, where a graph may read one for another;
+    ``tangents``: from which autograd gets to each gradient.
+    """
+    kinds = ((True, True), (False, True), (False, False))
+    found = [_sources(graph, results, together, unread=one, discrete=other) for one, other in kinds]
+    return Sources(found[0], found[1], found[2], tuple(tangents))
+
+
+def _sources(graph: Graph, results: int, together: Sequence[int], *, unread: bool, discrete: bool) -> tuple[int, ...]:
+    """``unread``: also placeholders of which only sizes are asked; ``discrete``: also through masks and integers."""
+    found: dict[Node, int] = {}
+    for number, node in enumerate(graph.find_nodes(op="placeholder")):
+        found[node] = together[number] if number < len(together) else 1 << number
+    for node in graph.nodes:
+        left_out = (not unread and node.target in _OF_SIZE) or (not discrete and _is_discrete(node))
+        if node not in found and not left_out:
+            read = node.all_input_nodes if unread else _read(node)
+            found[node] = functools.reduce(operator.or_, (found.get(one, 0) for one in read), 0)
+    ends: Any = graph.output_node().args[0]
+    return tuple(found.get(node, 0) for node in ends[results:])
+
+
+def _is_discrete(node: Node) -> bool:
+    """Whether a node gives a mask or integers, through which no gradient goes."""
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and not (value.dtype.is_floating_point or value.dtype.is_complex)
+
+
+def _read(node: Node) -> list[Node]:
+    """The arguments whose values a node depends on."""
+    whole = item_of(node)
+    if whole is not None and whole.target in _IN_TRAINING and cast(int, node.args[1]) >= 3:  # the running statistics
+        return [*whole.all_input_nodes]
+    flag, unread = _IN_TRAINING.get(node.target, (0, ()))
+    if not (unread and node.args[flag] is True):
+        return node.all_input_nodes
+    return [one for position, one in enumerate(node.args) if position not in unread and isinstance(one, Node)]
+
+
+def forget_unread(graph: Graph) -> None:
+    """Have other values stand for inputs that no result depends on, in dead nodes, which draw numbers.
+
+    Operators take them: zeros are indices of all sizes, ones probabilities.
+    """
+    read = nodes_behind(graph.output_node().all_input_nodes)
+    for node in graph.find_nodes(op="placeholder"):
+        like = node.meta.get("val")
+        if node.users and node not in read and isinstance(like, torch.Tensor) and not is_symbolic(like):
+            for part in [user for user in node.users if user.target in _PARTS_BY_ADDRESS]:
+                _substitute(graph, part, part.meta.get("val", like))  # of its storage more may be read than it shows
+                graph.erase_node(part)
+            if node.users:
+                _substitute(graph, node, like)
+
+
+def _substitute(graph: Graph, node: Node, like: torch.Tensor) -> None:
+    """Have any other values stand for a node."""
+    with graph.inserting_before(next(iter(node.users), node)):
+        number = int(like.dtype.is_floating_point or like.dtype.is_complex)
+        options: dict[str, Any] = {"dtype": like.dtype, "device": like.device}
+        other = graph.call_function(aten.full.default, (list(like.size()), number), options)
+    other.meta["val"] = like
+    node.replace_all_uses_with(other)
+
+
+def drop_dead(graph: Graph) -> None:
+    """As ``eliminate_dead_code``, which asks each node whether it may go: here those that nobody uses."""
+    for node in reversed(graph.nodes):
+        if not node.users and node.op in ("call_function", "get_attr") and not node.is_impure():
+            graph.erase_node(node)

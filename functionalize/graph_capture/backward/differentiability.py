@@ -1,0 +1,336 @@
+"""What autograd's graph of a program tells: where gradients may be asked for, and what has none.
+
+Invariant: what a captured backward could not give rightly is refused with the reason.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.fx import Node
+
+from functionalize._torch import is_symbolic, storage_key
+from functionalize._torch.autograd import DELAYED_ERROR, delayed_error, without_formula
+from functionalize.aliasing.overlap import disjoint
+from functionalize.errors import OverlappingInputsError, UnsupportedMutationError, UnsupportedProgramError
+from functionalize.graph_capture.inputs.inputs import TracedInput
+from functionalize.graph_capture.inputs.view_inputs import can_be_view
+from functionalize.reachability import functions_behind
+from functionalize.runtime.metadata import InputMutation, OutputAlias, SymbolSources
+from functionalize.transform.context import FunctionalizationContext
+from functionalize.transform.epilogue import Input
+from functionalize.transform.gradients.autograd_notes import Reshapes
+from functionalize.transform.handlers.custom_ops import NoFormulaError, WithoutFormula
+
+
+@contextlib.contextmanager
+def requiring(edges: Sequence[Any]) -> Iterator[None]:
+    """Where leaves require gradients that the program has told to require none: results from before have theirs."""
+    detached = [edge for edge in edges if isinstance(edge, torch.Tensor) and not edge.requires_grad]
+    for leaf in detached:
+        leaf.requires_grad_()
+    try:
+        yield
+    finally:
+        for leaf in detached:
+            leaf.requires_grad_(False)
+
+
+def reaching(targets: Sequence[torch.Tensor], sources: Sequence[Any]) -> list[int]:
+    """From which tensors autograd gets to each source, a leaf or an edge: a bit for each of the ``targets``."""
+    if len(targets) == 1:
+        return [1] * len(sources)
+    ends = [get_gradient_edge(target) for target in targets]
+    order, opened, ahead = list[Any](), set[Any](), [(edge.node, False) for edge in ends]
+    while ahead:  # an order in which each node comes behind those that lead to it
+        node, done = ahead.pop()
+        if done:
+            order.append(node)
+        elif node not in opened:
+            opened.add(node)
+            ahead.append((node, True))
+            ahead += [(following, False) for following, _ in node.next_functions if following is not None]
+    bits, arriving = dict[Any, int](), dict[Any, int]()
+    for number, edge in enumerate(ends):
+        for known, key in ((bits, edge.node), (arriving, (edge.node, edge.output_nr))):
+            known[key] = known.get(key, 0) | 1 << number
+    for node in reversed(order):
+        for following, output in node.next_functions:
+            for known, key in ((bits, following), (arriving, (following, output))):
+                known[key] = known.get(key, 0) | bits.get(node, 0)
+    edges = [get_gradient_edge(one) if isinstance(one, torch.Tensor) else one for one in sources]
+    return [arriving.get((edge.node, edge.output_nr), 0) for edge in edges]
+
+
+def refusals(targets: Mapping[int, torch.Tensor], sources: Sequence[Any]) -> dict[int, NoFormulaError]:
+    """Of the tensors that are computed from the sources by what has no formula: why they have no gradient."""
+    refused = {
+        function: refusal
+        for function in functions_behind(target.grad_fn for target in targets.values())
+        if (refusal := _refusal(function)) is not None
+    }
+    if not refused:
+        return {}
+    nodes = {get_gradient_edge(one).node if isinstance(one, torch.Tensor) else one.node for one in sources}
+    refused = {function: refusal for function, refusal in refused.items() if function not in nodes}
+    # No source lies behind a delayed error, which eager's `backward` raises nevertheless.
+    met = {
+        function
+        for function in refused
+        if function.name() == DELAYED_ERROR or not nodes.isdisjoint(functions_behind([function]))
+    }
+    behind = {number: met & functions_behind([target.grad_fn]) for number, target in targets.items()}
+    return {number: refused[next(iter(functions))] for number, functions in behind.items() if functions}
+
+
+def _refusal(function: Any) -> NoFormulaError | None:
+    """Why a function of autograd's, or that of an operator without a formula, gives no gradient."""
+    if function.name() == _WITHOUT_FORMULA:
+        return function.refusal  # type: ignore[no-any-return]
+    text = delayed_error(function) if function.name() == DELAYED_ERROR else without_formula(function)
+    return None if text is None else NoFormulaError.of_eager(text)
+
+
+_WITHOUT_FORMULA = f"{WithoutFormula.__name__}Backward"
+
+
+def refuse_gradients_of_made(handles: Sequence[torch.Tensor], aliases: Sequence[OutputAlias]) -> None:
+    """Raise where a leaf that the program made and gives away would get a gradient from what it gives besides."""
+    made = {id(handle) for alias, handle in zip(aliases, handles, strict=False) if alias.leaf is not None}
+    behind = functions_behind(tensor.grad_fn for tensor in handles) if made else ()
+    if any(id(getattr(function, "variable", None)) in made for function in behind):
+        raise UnsupportedProgramError(
+            "the program returns or keeps a new tensor that requires gradients, and a tensor computed from it",
+            why="a captured program has gradients only for its inputs",
+            hint="pass the tensor as an argument, or detach it before it is returned or kept",
+        )
+
+
+def check_differentiable(gradients: Sequence[Any], sources: Sequence[Any]) -> None:
+    """Raise where autograd would, if it came by: it looks only at what leads to the inputs that it was asked for."""
+    before = {source.node for source in sources if isinstance(source, GradientEdge)}  # the program
+    behind = functions_behind((gradient.grad_fn for gradient in gradients if gradient is not None), before)
+    if any(function.name() == DELAYED_ERROR for function in behind):
+        raise UnsupportedMutationError(
+            "a function that is marked with @once_differentiable is differentiated twice",
+            why="the mark says that its backward cannot be differentiated",
+            hint="remove the mark, or differentiate the function only once",
+        )
+
+
+def check_devices(gradients: Sequence[Any], targets: Sequence[torch.Tensor]) -> None:
+    """Raise where gradients of tensors with data are on meta: views of fake zeros (`_efficientzerotensor`) are."""
+    lost = any(gradient is not None and gradient.is_meta for gradient in gradients)
+    if lost and not any(target.is_meta for target in targets):
+        raise UnsupportedMutationError(
+            "a derivative that is zero everywhere, such as the second one of `abs`, goes through a view",
+            why="autograd uses special zero tensors there, and their fake versions lose their device at a view",
+            hint="use other operators, such as torch.where(x < 0, -x, x) for x.abs()",
+        )
+
+
+def check_has_gradients(result: torch.Tensor) -> None:
+    """Raise for a tensor of integers that autograd has in its graph: a comparison in place, of such and a leaf."""
+    if not (result.dtype.is_floating_point or result.dtype.is_complex):
+        raise UnsupportedMutationError(
+            f"a tensor of {result.dtype} requires gradients when the program ends",
+            why="an in-place operator that autograd records wrote to it, but integers have no gradients",
+            hint="detach() the value that is written to it, or use the out-of-place operator",
+        )
+
+
+def drawn_in_backward(node: Node) -> UnsupportedMutationError:
+    return UnsupportedMutationError(
+        f"{node.target} in a backward that is differentiated",
+        why="the next derivative runs that backward again, and would draw other random numbers",
+        hint="draw the random numbers in the forward, or compute the gradients inside the captured program",
+    )
+
+
+def refuse_untold_views(aliases: Sequence[OutputAlias], symbols: SymbolSources) -> None:
+    """Raise where gradients would flow through a view of which a call does not learn where it lies."""
+    for alias in aliases:
+        is_view = alias.leaf is None and (alias.input is not None or alias.base is not None)
+        flows = is_view and alias.requires_grad and not alias.own_gradient
+        if flows and not alias.layout.static and symbols.untold([alias.layout], []):
+            raise UnsupportedProgramError(
+                "a result is a view, at a data-dependent offset, of a tensor that requires gradients",
+                why="the offset is unknown while the program is captured, and a call does not compute it",
+                hint="return a copy of the view (`.clone()`), or capture with on_data='decide' and example data",
+            )
+
+
+def refuse_new_histories(inputs: Sequence[TracedInput], mutations: Sequence[InputMutation]) -> None:
+    """Raise where an input has gradients afterwards, and nothing is written to it that has them."""
+    written = {mutation.input for mutation in mutations if mutation.writes}
+    for number, entry in enumerate(inputs):
+        fake, value = entry.fake, entry.value
+        told = number in written or not isinstance(value, torch.Tensor) or value.requires_grad
+        if told or fake is None or fake.is_leaf:
+            continue
+        raise UnsupportedMutationError(
+            f"`{entry.target or entry.name}` is set to the memory of another input, which requires gradients",
+            why=(
+                "it requires gradients afterwards, which a call cannot record in autograd; eager has no gradient "
+                "for `set_`"
+            ),
+            hint="use the other input directly",
+        )
+
+
+def forgets(entry: TracedInput) -> bool:
+    """Whether an input knows nothing any more of how it was computed, though it requires gradients: by `detach_`."""
+    if entry.edge is None or isinstance(entry.edge, torch.Tensor) or entry.fake is None:
+        return False
+    return entry.edge.node not in functions_behind([entry.fake.grad_fn])
+
+
+def refuse_written_pieces(
+    context: FunctionalizationContext, inputs: Sequence[TracedInput], mutations: Sequence[InputMutation]
+) -> None:
+    """Raise where autograd accepts pieces of an input no more, since another part of the same tensor was written."""
+    cut = [entry for entry in inputs if id(entry.fake) in context.notes.pieces]
+    for mutation in mutations if cut else ():
+        entry = inputs[mutation.input]
+        for other in cut:
+            if other.fake is not entry.fake and _of_one_tensor(entry, other):
+                raise UnsupportedMutationError(
+                    f"`{entry.target or entry.name}` is written, and the program splits (`split`, `unbind`) "
+                    f"`{other.target or other.name}`, which is a part of the same tensor",
+                    why="autograd rejects such pieces after their memory is written through another tensor",
+                    hint="make the pieces one by one (`narrow`, `select`), or pass copies (`.clone()`)",
+                )
+
+
+def refused_write(
+    context: FunctionalizationContext,
+    inputs: Sequence[TracedInput],
+    begun: Mapping[int, Input],
+    mutations: Sequence[InputMutation],
+) -> Exception | None:
+    """Why autograd cannot be told of some write from outside of the graph; None where it can of all.
+
+    ``begun``: the inputs as they lay before the program ran, by the identities of their fakes.
+
+    A write-back to one of several inputs of a storage is seen by autograd as in eager, and so are later uses of the
+    others. In the program it is not, but where the others were made as views of one of the inputs.
+    """
+    reshapes = context.notes.reshapes
+    for entry in inputs:
+        if id(entry.fake) in reshapes.replaced:
+            return _new_metadata(entry, reshapes)
+    if context.notes.finds_beyond:
+        return context.notes.goes_beyond()
+    for mutation in mutations:
+        entry = inputs[mutation.input]
+        if _has_other_size(entry) and not mutation.differentiable:
+            raise _new_metadata(entry, reshapes, _OTHER_SIZE)
+        if mutation.differentiable and mutation.layout is not None:
+            return _beyond(entry)
+        if entry.fake is not None and mutation.differentiable:
+            changed = [inputs[other.input] for other in mutations if not _stays(other)]
+            why = _refused_part(context, inputs, begun, entry) if mutation.writes else None
+            why = why or _refused_look(mutation, entry, changed, reshapes)
+            if why is not None:
+                return why
+    untold = context.notes.untold(entry.fake for entry in inputs)
+    return untold if untold is not None else reshapes.lost_views.error()
+
+
+def _refused_part(
+    context: FunctionalizationContext, inputs: Sequence[TracedInput], begun: Mapping[int, Input], entry: TracedInput
+) -> Exception | None:
+    """Why autograd cannot be told which part of a tensor was written."""
+    other = next((other for other in inputs if _meet(entry, other, begun)), None)
+    if other is not None:
+        together = all(can_be_view(one) for one in inputs if _of_one_tensor(entry, one))
+        return (OverlappingInputsError if together else UnsupportedMutationError)(
+            f"`{entry.target or entry.name}` is written, requires gradients, and shares memory with another input",
+            why="the gradient of one input would have to flow through the other",
+            hint="pass the tensor once, and make views of it inside the function",
+        )
+    if storage_key(entry.fake) in context.notes.readdressed:  # type: ignore[arg-type]
+        return UnsupportedMutationError(
+            f"`{entry.target or entry.name}` is written through `as_strided`, requires gradients, and has a storage "
+            "offset",
+            why="autograd would apply the same offset to the gradient, which has its own storage",
+            hint="write through select, narrow or diagonal, or pass a copy (`.clone()`)",
+        )
+    return None
+
+
+def _refused_look(
+    mutation: InputMutation, entry: TracedInput, changed: Sequence[TracedInput], reshapes: Reshapes
+) -> Exception | None:
+    """Why autograd cannot be told how a written tensor lies, and what it knows for parts of the same.
+
+    ``changed``: the inputs that get other memory. Autograd looks for the gradient of a part where it lies then.
+    """
+    if mutation.after:
+        return UnsupportedMutationError(
+            f"`{entry.target or entry.name}`, which requires gradients, is written, and several of its positions are "
+            "the same element",
+            why="a call writes each element once, through another tensor than the one that autograd records",
+            hint="pass the tensor before expand(), and expand it inside the function",
+        )
+    if not _stays(mutation) or not (mutation.writes or mutation.metadata):
+        return _new_metadata(entry, reshapes)
+    return next((_new_metadata(other, reshapes) for other in changed if _of_one_tensor(entry, other)), None)
+
+
+def _stays(mutation: InputMutation) -> bool:
+    """Whether an input lies in the same memory afterwards, perhaps laid out otherwise, which autograd can be told."""
+    return not mutation.after and all(op is torch.ops.aten.as_strided_.default for op, _ in mutation.metadata)
+
+
+def _beyond(entry: TracedInput) -> UnsupportedMutationError:
+    return UnsupportedMutationError(
+        f"the program writes memory beyond `{entry.target or entry.name}`, which requires gradients, through a view "
+        "of it",
+        why="autograd treats such a view as a view of the base, which is not an input of the program",
+        hint="pass the base, and write through a view of it",
+    )
+
+
+_OTHER_MEMORY = "it gets other memory (`set_`, `.data =`), which a call cannot record in autograd"
+_OTHER_SIZE = "autograd does not record the change, and computes a gradient of the size from before the call"
+
+
+def _new_metadata(entry: TracedInput, reshapes: Reshapes, why: str = _OTHER_MEMORY) -> UnsupportedMutationError:
+    return UnsupportedMutationError(
+        f"`{entry.target or entry.name}`, which requires gradients, changes its size, strides or memory",
+        why=why,
+        hint="return the new tensor instead",
+        at=reshapes.lines.get(id(entry.fake)),
+    )
+
+
+def _other_size(fake: torch.Tensor, value: torch.Tensor) -> bool:
+    return fake.dim() != value.dim() or not (is_symbolic(fake) or fake.size() == value.size())
+
+
+def _has_other_size(entry: TracedInput) -> bool:
+    """Whether an input that requires gradients got another size: gradients of before have the old one."""
+    fake, value = entry.fake, entry.value
+    return fake is not None and fake.requires_grad and isinstance(value, torch.Tensor) and _other_size(fake, value)
+
+
+def _meet(one: TracedInput, other: TracedInput, begun: Mapping[int, Input]) -> bool:
+    """Whether two inputs shared elements, and are for autograd parts of one tensor, of which the program knows not."""
+    if one.fake is None or other.fake is None or other.fake is one.fake:
+        return False
+    place, elsewhere = (begun.get(id(fake)) or Input.of(fake) for fake in (one.fake, other.fake))
+    if (one.root or one) is (other.root or other) or place.storage != elsewhere.storage:
+        return False
+    if disjoint(place.layout, elsewhere.layout):
+        return False
+    return _of_one_tensor(one, other)
+
+
+def _of_one_tensor(one: TracedInput, other: TracedInput) -> bool:
+    """Whether two inputs are to autograd parts of one tensor."""
+    return one.known_base is other.known_base is not None

@@ -1,0 +1,137 @@
+"""Hooks on gradients that the state of a program has: run where it takes gradients, and not where its caller does.
+
+The substitute of a tensor has the hooks of the tensor, in the same dict, so that handles remove them there. What such a
+hook reaches is state, which is looked for only where a program takes gradients: others leave all that to the calls,
+whose gradients arrive at the tensors themselves.
+
+Invariant: a hook runs once for each gradient that eager would give it. Limits: hooks of arguments, and of autograd's
+own functions, are refused where the program takes gradients.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.autograd.graph import Node
+
+from functionalize._torch import HOOKS, gradient_hooks, has_gradient_hooks, share_gradient_hooks
+from functionalize._torch.autograd import has_node_hooks
+from functionalize.call_stack import Location
+from functionalize.errors import UnsupportedProgramError
+from functionalize.graph_capture.inputs.inputs import TracedInput, is_leaf
+from functionalize.python_state.containers import cell_content, copy_of, unchanged
+from functionalize.python_state.walk import StateWalk
+from functionalize.transform.gradients.autograd_notes import Questions
+
+
+def install_hooks(inputs: Iterable[TracedInput]) -> None:
+    """Give the substitutes of state the hooks of what they stand for.
+
+    Raises:
+        UnsupportedProgramError: one could not run there.
+    """
+    for entry in inputs:
+        if entry.slot is None or not isinstance(entry.value, torch.Tensor) or entry.fake is None:
+            continue
+        for hook in (hook for hooks in gradient_hooks(entry.value) for hook in hooks.values()):
+            _refuse_nodes(hook, entry.target or entry.name)
+        share_gradient_hooks(entry.value, entry.fake)
+
+
+@contextlib.contextmanager
+def apart(inputs: Sequence[TracedInput], asked: Questions) -> Iterator[None]:
+    """Where gradients are taken that the program does not take itself: ``asked`` does not hear of them.
+
+    The hooks that substitutes share with what they stand for do not run: they will when a call is differentiated.
+    """
+    shared = [(hooks, dict(hooks)) for entry in inputs for hooks in _shared(entry)]
+    for hooks, _ in shared:
+        hooks.clear()
+    try:
+        with asked.taken_back(HOOKS):
+            yield
+    finally:
+        for hooks, content in shared:
+            hooks.update(content)
+
+
+class Contents:
+    """What objects hold before a backward."""
+
+    def __init__(self, states: Iterable[StateWalk]) -> None:
+        found = (pair for walk in states for pair in walk.containers.values())
+        self._before = [(container, path, copy_of(container)) for container, path in found]
+
+    def check(self) -> None:
+        """Raise if the backward has changed one.
+
+        Raises:
+            UnsupportedProgramError: it has.
+        """
+        for container, path, content in self._before:
+            if not unchanged(container, content):
+                raise UnsupportedProgramError(
+                    f"the backward of the program changes {f'`{path}`' if path else 'a Python object'} in Python code",
+                    why="the backward of a captured program is a graph without side effects",
+                    hint="compute the gradients inside the captured program, or do not change objects in hooks and "
+                    "custom backwards",
+                )
+
+
+def check_hooks(inputs: Sequence[TracedInput], asked: Mapping[tuple[int, str], Location | None]) -> None:
+    """Raise where the program left a hook on an input, or takes gradients that run hooks of autograd's functions.
+
+    ``asked``: what it asked of which inputs.
+
+    Raises:
+        UnsupportedProgramError: so it is.
+    """
+    for number, entry in enumerate(inputs):
+        if entry.fake is None or not isinstance(entry.value, torch.Tensor):
+            continue
+        label, shared = entry.target or entry.name, set(map(id, _shared(entry)))
+        if any(id(hooks) not in shared for hooks in gradient_hooks(entry.fake)):
+            raise hook_left(f"on the gradient of `{label}`")
+        if (number, HOOKS) in asked and is_leaf(entry.value) and has_node_hooks(entry.value):
+            raise UnsupportedProgramError(
+                f"the program computes gradients, and the autograd node that accumulates the gradient of `{label}` "
+                "has hooks",
+                why="a capture computes gradients with fake tensors, which have other autograd nodes",
+                hint="register the hooks on the tensor (register_hook, register_post_accumulate_grad_hook)",
+                at=asked[number, HOOKS],
+            )
+
+
+def _shared(entry: TracedInput) -> list[dict[int, Any]]:
+    """The dicts of hooks that a substitute has of what it stands for."""
+    if entry.fake is None or not isinstance(entry.value, torch.Tensor) or not has_gradient_hooks(entry.fake):
+        return []
+    own = set(map(id, gradient_hooks(entry.value)))
+    return [hooks for hooks in gradient_hooks(entry.fake) if id(hooks) in own]
+
+
+def _refuse_nodes(hook: Callable[..., Any], label: str) -> None:
+    """Raise if a hook refers to functions of autograd: those of substitutes are others."""
+    function = inspect.unwrap(hook)
+    for cell in getattr(function, "__closure__", None) or ():
+        value = cell_content(cell)
+        if any(isinstance(item, Node) for item in (value if isinstance(value, (list, tuple)) else (value,))):
+            raise UnsupportedProgramError(
+                f"the program computes gradients, and a hook on the gradient of `{label}` refers to autograd nodes",
+                why="a capture computes gradients with fake tensors, which have other autograd nodes",
+                hint="register and remove the hook inside the program "
+                "(`torch.autograd.graph.register_multi_grad_hook`), or register a hook on each tensor before",
+            )
+
+
+def hook_left(where: str) -> UnsupportedProgramError:
+    """The error for a hook that the program leaves."""
+    return UnsupportedProgramError(
+        f"the program registers a hook {where} and does not remove it",
+        why="each call would have to register one more hook, but this one refers to objects of the capture",
+        hint="register it once before the capture, or remove it inside the program (`handle.remove()`)",
+    )

@@ -1,0 +1,442 @@
+"""Traces the backward of a program into the same graph, right after its forward: a joint graph.
+
+A joint graph of a higher order takes the gradients of the order before for results, and their tangents for inputs.
+
+Invariant: the backward goes through what autograd recorded while the program ran, so gradients are those that eager
+gives: of ``no_grad`` regions, of functions with a backward of their own, of writes. Limits: a backward that writes to
+what lives outside of it is refused, but for gradients that arrive from outside; one that draws random numbers is
+differentiable once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+from functionalize._torch import is_symbolic, on_handles, storage_key
+from functionalize._torch.autograd import module_without_code
+from functionalize._torch.dispatch import without_autocast
+from functionalize._torch.fakes import CaptureFakeMode, FakeTensorMode
+from functionalize._torch.symbols.tracing import track, tracked_node
+from functionalize.aliasing.geometry import Layout
+from functionalize.errors import UnsupportedMutationError
+from functionalize.graph_capture.backward.dependence import forget_unread, reads_storages, sharing, sources_of
+from functionalize.graph_capture.backward.differentiability import (
+    check_devices,
+    check_differentiable,
+    check_has_gradients,
+    drawn_in_backward,
+    reaching,
+    refusals,
+    refuse_written_pieces,
+    requiring,
+)
+from functionalize.graph_capture.backward.gradient_hooks import Contents, apart
+from functionalize.graph_capture.finish.outputs import OutputAnalysis
+from functionalize.graph_capture.inputs.inputs import TracedInput, gradient_edge, is_leaf
+from functionalize.graph_capture.refusals.torch_errors import of_derivative
+from functionalize.graph_capture.trace.checkpointing import CheckpointRegions, copied
+from functionalize.graph_capture.trace.data_oracle import DecisionsOfGraph
+from functionalize.ops import tables
+from functionalize.python_state.walk import StateWalk
+from functionalize.reachability import nodes_behind
+from functionalize.runtime.autograd.joint import JointGraph, tangent_name
+from functionalize.runtime.metadata import (
+    AliasKind,
+    BaseResult,
+    InputMutation,
+    OutputAlias,
+    ProgramMetadata,
+    SymbolSources,
+    frozen_layout,
+    needed_results,
+)
+from functionalize.runtime.random_state import is_random, sources
+from functionalize.tracing.sparse_elements import take_as_coalesced
+from functionalize.transform.function_mode import FunctionalizeFunctionMode
+from functionalize.transform.mode import FunctionalizeMode
+
+EndJoint = Callable[[ProgramMetadata], JointGraph]
+
+
+@dataclass(frozen=True)
+class Differentiable:
+    """What gradients are traced from: tensors, each with its position among the joint graph's outputs."""
+
+    results: tuple[int, ...]  # outputs of the program's graph that the joint graph gives too
+    bases: tuple[int, ...]  # bases whose values it gives beside them
+    layouts: tuple[Layout | None, ...]  # of both
+    targets: tuple[tuple[int, torch.Tensor], ...]
+
+    def giving(self, added: Sequence[int]) -> Differentiable:
+        """The same with further results, which are numbers."""
+        count = len(self.results)
+        layouts = (*self.layouts[:count], *[None] * len(added), *self.layouts[count:])
+        targets = tuple((n + len(added) * (n >= count), target) for n, target in self.targets)
+        return Differentiable((*self.results, *added), self.bases, layouts, targets)
+
+
+class JointTracer:
+    """Traces one backward, through the dispatch mode that the forward ran in."""
+
+    def __init__(
+        self,
+        mode: FunctionalizeMode,
+        tracer: Any,
+        fake_mode: FakeTensorMode,
+        regions: CheckpointRegions,
+        order: int,
+        states: Sequence[StateWalk],
+    ) -> None:
+        """``order``: how often the program is differentiated; ``states``: the objects that it reaches."""
+        self._mode, self._tracer, self._fake_mode, self.regions = mode, tracer, fake_mode, regions
+        self._order, self._states = order, states
+        self._grad_fns: dict[int, Any] = {}
+        self.refused: Mapping[int, Exception] = {}  # results that have no gradient, while others have, and why
+        self._refusal: Exception | None = None  # where none has one, or not all that are written to inputs
+        regions.node_of = lambda tensor: tracked_node(tracer, mode.context.value(tensor))
+
+    def begin(self, inputs: Sequence[TracedInput]) -> None:
+        """Remember, before the program runs, where autograd finds the gradients of its inputs, and their versions."""
+        seen: set[int] = set()
+        with torch.inference_mode(False):  # a view that is asked there for its history makes it
+            for entry in inputs:
+                if entry.fake is not None and entry.gradient_of is None and id(entry.fake) not in seen:
+                    seen.add(id(entry.fake))  # a tensor that is passed twice has one gradient
+                    self._grad_fns[id(entry)] = entry.fake.grad_fn
+                    entry.edge = gradient_edge(entry.fake) if entry.root is None else None
+        if any(entry.edge is not None for entry in inputs):
+            self._mode.context.notes.hides_writes = False
+        for entry in inputs:
+            if entry.fake is not None and not entry.fake.is_inference():
+                entry.version = entry.fake._version
+
+    def find_new_leaves(self, inputs: Sequence[TracedInput]) -> None:
+        """Inputs of which the program says that they require gradients have these from then on."""
+        seen = {id(entry.fake) for entry in inputs if entry.edge is not None}
+        for entry in inputs:
+            if entry.gradient_of is None and is_leaf(entry.fake) and id(entry.fake) not in seen:
+                seen.add(id(entry.fake))
+                entry.edge = gradient_edge(entry.fake)  # type: ignore[arg-type]
+
+    def written_inputs(self, inputs: Sequence[TracedInput]) -> set[int]:
+        """The inputs, by the identities of their fakes, that autograd saw being written."""
+        return {
+            id(entry.fake)
+            for entry in inputs
+            if entry.fake is not None
+            and entry.fake.requires_grad
+            and entry.fake.grad_fn is not self._grad_fns.get(id(entry), entry.fake.grad_fn)
+        }
+
+    def asserted(self) -> list[Any]:
+        """What was taken for granted of data-dependent symbols."""
+        environment = self._fake_mode.shape_env
+        if environment is None or not environment.deferred_runtime_asserts:
+            return []
+        from functionalize._torch.symbols.symbols import asserted  # here: loads sympy
+
+        return list(asserted(environment))
+
+    def wanted(
+        self,
+        inputs: Sequence[TracedInput],
+        analysis: OutputAnalysis,
+        aliases: Sequence[OutputAlias],
+        handles: Sequence[torch.Tensor],
+        mutations: Sequence[InputMutation],
+        reconstructions: Sequence[Any],
+    ) -> Differentiable:
+        """What the joint graph is to give; ``reconstructions``: of what the program returns.
+
+        Raises:
+            UnsupportedMutationError: autograd would not accept what the program makes.
+        """
+        refuse_written_pieces(self._mode.context, inputs, mutations)
+        results = needed_results(mutations, aliases, analysis.bases, reconstructions, further_bases=True)
+        layouts: dict[int, Layout | None] = dict.fromkeys(results)
+        targets: dict[int, torch.Tensor] = {}
+        for mutation in mutations:
+            if mutation.differentiable and mutation.writes:
+                fake = inputs[mutation.input].fake
+                assert fake is not None
+                targets[mutation.writes[-1].result] = fake
+        based = list(zip(analysis.bases, analysis.base_handles, strict=True))
+        own: list[tuple[OutputAlias | BaseResult, torch.Tensor]] = [*based]
+        pairs = zip(aliases, handles, strict=True)
+        own += [pair for pair in pairs if pair[0].kind is AliasKind.RESULT or pair[0].own_gradient]
+        for described, handle in own:
+            if described.result is not None:
+                layouts[described.result] = described.layout
+                targets |= {described.result: handle} if described.requires_grad else {}
+        bases = [number for number, (base, _) in enumerate(based) if base.result is None]
+        targets = self._without_refused(inputs, targets, {m.writes[-1].result for m in mutations if m.writes})
+        found = [(results.index(result), handle) for result, handle in targets.items()]
+        found += [(len(results) + n, based[b][1]) for n, b in enumerate(bases) if based[b][0].requires_grad]
+        laid_out = (*(layouts[result] for result in results), *(based[number][0].layout for number in bases))
+        return Differentiable(tuple(results), tuple(bases), laid_out, tuple(sorted(found, key=lambda pair: pair[0])))
+
+    def _without_refused(
+        self, inputs: Sequence[TracedInput], targets: dict[int, torch.Tensor], written: set[int]
+    ) -> dict[int, torch.Tensor]:
+        """The targets, by results, without those whose gradients are refused: a call refuses these by themselves.
+
+        ``written``: results that are written to inputs; autograd knows these by their gradients alone.
+        """
+        edges = [entry.edge for entry in inputs if entry.edge is not None]
+        with requiring(edges):
+            refused = refusals(targets, edges)
+        if len(refused) == len(targets) or not written.isdisjoint(refused):
+            self._refusal = next(iter(refused.values()), None)
+            return targets
+        self.refused = refused
+        return {result: target for result, target in targets.items() if result not in refused}
+
+    def trace(
+        self,
+        inputs: Sequence[TracedInput],
+        wanted: Differentiable,
+        outputs: Sequence[Any],
+        bases: Sequence[Node],
+        decisions: DecisionsOfGraph,
+    ) -> EndJoint | Exception | None:
+        """The joint graph, or why there is none; None where no input gets a gradient.
+
+        ``outputs``: of the program's graph, which get the backward's ``decisions``; ``bases``: values of bases.
+        """
+        graph = self._tracer.graph
+        before = set(graph.nodes)
+        tangents: list[list[Node]] = []
+        contents = Contents(self._states)
+        if self._refusal is not None:
+            return self._refusal
+        try:
+            results: list[Any] = [*(outputs[position] for position in wanted.results), *bases]
+            level = _Level([entry.edge for entry in inputs if entry.edge is not None], wanted, results)
+            with apart(inputs, self._mode.context.notes.asked), decisions.of_backward(before) as added:
+                for _ in range(1, self._order):
+                    level = self._next(level, tangents)
+                forward = set(graph.nodes)
+                with requiring(level.sources):
+                    reached = reaching([target for _, target in level.wanted.targets], level.sources)
+                found, _, given = self._gradients(level, tangents, create_graph=False)
+                written = list(map(self._written, given))
+            contents.check()
+            if self._order == 1 and all(gradient is None for gradient in found):
+                return None
+            marked = self.regions.resolve()
+            _refuse_drawn(node for node in graph.nodes if node in forward - before)
+            _refuse_acting(node for node in graph.nodes if node not in before)
+            names = [entry.name for entry in inputs]
+            names += [str(node.target) for nodes in tangents[:-1] for node in nodes]
+            primals = [*graph.find_nodes(op="placeholder")][: len(inputs)] + [n for t in tangents[:-1] for n in t]
+            level = level.giving(added if self._order == 1 else (), outputs)
+            forward |= nodes_behind(outputs)
+            placeholders = primals, tangents[-1] if tangents else []
+            joint = copied(graph, placeholders, [*level.results, *found, *written], forward, marked)
+            gradients = dict(zip(self._numbers(inputs, tangents[:-1]), found, strict=True))
+            return functools.partial(self._frozen, joint, inputs, names, gradients, level.wanted, reached)
+        except Exception as error:
+            return of_derivative(error, self._order)
+        finally:
+            _erase_backward(graph, before.union(nodes_behind(outputs)), [n for nodes in tangents for n in nodes])
+
+    def _next(self, level: _Level, tangents: list[list[Node]]) -> _Level:
+        """The gradients of one order as the results of the next, and their tangents as further inputs."""
+        nodes, gradients, given = self._gradients(level, tangents, create_graph=True)
+        check_differentiable(gradients, level.sources)
+        found = [(node, gradient) for node, gradient in zip(nodes, gradients, strict=True) if gradient is not None]
+        targets = [(n, gradient) for n, (_, gradient) in enumerate(found) if gradient.requires_grad]
+        layouts = [frozen_layout(Layout.of(g)) if g.layout is torch.strided else None for _, g in found]
+        wanted = Differentiable(tuple(range(len(found))), (), tuple(layouts), tuple(targets))
+        return _Level([*level.sources, *given], wanted, [node for node, _ in found])
+
+    def _gradients(
+        self, level: _Level, tangents: list[list[Node]], create_graph: bool
+    ) -> tuple[list[Node | None], Sequence[Any], list[torch.Tensor]]:
+        """The gradients of a level: their nodes, themselves, and their tangents, whose placeholders are added."""
+        context = self._mode.context
+        targets = [target for _, target in level.wanted.targets]
+        tangents.append([])
+        given = [self._tangent(target, tangents, create_graph) for target in targets]
+        writes = {storage_key(tensor): 0 for tensor in self._tracer.tensor_tracker}
+        writes |= {key: len(base.log) for key, base in context.graph.bases.items()}
+        # A backward runs after the regions of autocast that its forward ran in.
+        with FunctionalizeFunctionMode(context), self._mode, requiring(level.sources), without_autocast():
+            gradients: Sequence[Any] = [None] * len(level.sources)
+            if targets and level.sources:
+                mode = self._fake_mode
+                with mode.sizes_count_at_the_end() if isinstance(mode, CaptureFakeMode) else contextlib.nullcontext():
+                    gradients = torch.autograd.grad(
+                        targets, level.sources, given, allow_unused=True, create_graph=create_graph
+                    )
+        check_devices(gradients, targets)
+        own = set() if create_graph else set(map(storage_key, given))
+        for key, base in context.graph.bases.items():
+            outside = (key in writes or base.held is not None) and key not in own
+            if outside and len(base.log) > writes.get(key, 0):
+                raise UnsupportedMutationError(
+                    "the backward writes to a tensor that existed before it",
+                    why="the backward of a captured program is a graph without side effects",
+                    hint="return the new value from the backward, or compute the gradients inside the captured program",
+                )
+        nodes = [None if gradient is None else self._node(context.value(gradient)) for gradient in gradients]
+        return nodes, gradients, given
+
+    def _written(self, tangent: torch.Tensor) -> Node | None:
+        """What the backward has written to the gradient of a result; None where it has not."""
+        base = self._mode.context.graph.bases.get(storage_key(tangent))
+        return self._node(self._mode.context.value(tangent)) if base is not None and base.log else None
+
+    @staticmethod
+    def _numbers(inputs: Sequence[TracedInput], tangents: Sequence[Sequence[Node]]) -> list[int]:
+        """Which of the program's inputs, then tangents, get gradients."""
+        leaves = [number for number, entry in enumerate(inputs) if entry.edge is not None]
+        return leaves + [len(inputs) + number for number in range(sum(map(len, tangents)))]
+
+    def _tangent(self, target: torch.Tensor, tangents: list[list[Node]], requires_grad: bool) -> torch.Tensor:
+        """A dense tensor for the gradient of a result, with a placeholder."""
+        check_has_gradients(target)
+        graph = self._tracer.graph
+        made: torch.Tensor = on_handles(torch.empty_like, (target,), {"requires_grad": False})
+        made.requires_grad_(requires_grad)
+        if made.layout is torch.sparse_coo:
+            take_as_coalesced(made)  # as calls give them
+        last = next(reversed(list(graph.find_nodes(op="placeholder"))), None)
+        with graph.inserting_after(last) if last is not None else graph.inserting_before():
+            node = graph.placeholder(tangent_name(len(tangents), len(tangents[-1])))
+        tangents[-1].append(node)
+        node.meta["val"] = on_handles(torch.empty_like, (made,), {})  # nobody holds what is traced
+        if is_symbolic(made):
+            from functionalize._torch.symbols.symbols import track_input  # here: loads sympy
+
+            with self._fake_mode:
+                track_input(self._tracer, made, node)
+        else:
+            track(self._tracer, made, node)
+        return made
+
+    def _node(self, value: torch.Tensor) -> Node:
+        node = tracked_node(self._tracer, value)
+        if node is None:
+            raise UnsupportedMutationError(
+                "a gradient is a tensor that the backward did not compute",
+                why="the graph would treat it as a constant",
+                hint="compute the gradient in the backward, or return a copy (`.clone()`)",
+            )
+        return node
+
+    def _frozen(
+        self,
+        graph: Graph,
+        inputs: Sequence[TracedInput],
+        names: Sequence[str],
+        gradients: dict[int, Node | None],
+        wanted: Differentiable,
+        reached: Sequence[int],
+        metadata: ProgramMetadata,
+    ) -> JointGraph:
+        """The joint graph once the metadata is known; before, ``graph`` takes all inputs of the program."""
+        placeholders = list(graph.find_nodes(op="placeholder"))
+        taken = [n for n in range(len(names)) if n not in metadata.unused]
+        if self._order > 1:  # of others than the first, only what is used
+            for node in [node for node in graph.nodes if tables.acts(node.target)]:
+                graph.erase_node(node)  # the call has done that
+            graph.eliminate_dead_code(Node.is_impure)  # random numbers stay
+            forget_unread(graph)
+            taken = [n for n in taken if placeholders[n].users or gradients.get(n) is not None]
+        for unused in (placeholders[number] for number in set(range(len(names))).difference(taken)):
+            for node in (*unused.users, unused):  # reads a number that nobody needs
+                graph.erase_node(node)
+        fakes = {number: entry.fake for number, entry in enumerate(inputs) if entry.fake is not None}
+        at_risk = _at_risk(fakes, taken, metadata) if self._order == 1 else []
+        positions = {number: position for position, number in enumerate(gradients)}
+        return JointGraph(
+            module_without_code(self._tracer.root, graph),
+            tuple(taken),
+            tuple(names[number] for number in taken),
+            wanted.results,
+            wanted.bases,
+            wanted.layouts,
+            tuple(position for position, _ in wanted.targets),
+            tuple(positions[n] if gradients.get(n) is not None else None for n in taken),
+            frozenset(map(taken.index, at_risk)),
+            frozenset(taken.index(n) for n in metadata.detached if n in taken),
+            reads_storages(graph),
+            bool(self._mode.context.notes.hides_writes),
+            _in_positions(metadata.symbols, taken, wanted.results if self._order == 1 else ()),
+            sources_of(graph, len(wanted.layouts), sharing([fakes.get(number) for number in taken]), reached),
+            _draws(self._tracer.root, graph, names),
+        )
+
+
+@dataclass(frozen=True)
+class _Level:
+    """What is differentiated: with respect to what, of which tensors; ``results``: the nodes of the forward."""
+
+    sources: Sequence[Any]
+    wanted: Differentiable
+    results: list[Any]
+
+    def giving(self, added: Sequence[int], outputs: Sequence[Any]) -> _Level:
+        """The same with further results, some of the program's outputs."""
+        count, nodes = len(self.wanted.results), [outputs[position] for position in added]
+        return _Level(self.sources, self.wanted.giving(added), [*self.results[:count], *nodes, *self.results[count:]])
+
+
+def _erase_backward(graph: Graph, kept: set[Node], tangents: Sequence[Node]) -> None:
+    """Leave of a graph what is to be kept."""
+    kept = kept.union(tangents)
+    for node in reversed(graph.nodes):
+        if node not in kept and not node.users:
+            graph.erase_node(node)
+    for node in tangents:
+        graph.erase_node(node)
+
+
+def _refuse_drawn(nodes: Iterable[Node]) -> None:
+    """Raise if nodes of a backward that is differentiated draw random numbers."""
+    for node in nodes:
+        if is_random(node):
+            raise drawn_in_backward(node)
+
+
+def _refuse_acting(nodes: Iterable[Node]) -> None:
+    """Raise if nodes of a backward are called for what they do: nobody knows how often it will run."""
+    for node in nodes:
+        if tables.acts(node.target):
+            raise UnsupportedMutationError(
+                f"{node.target} in a backward: it returns nothing, so it is called for its side effects",
+                why="the backward of a captured program is a graph without side effects",
+                hint="compute the gradients inside the captured program, or call the operator outside",
+                at=getattr(node.meta.get("stack_trace"), "decisive", None),
+            )
+
+
+def _at_risk(fakes: Mapping[int, Any], taken: Sequence[int], metadata: ProgramMetadata) -> list[int]:
+    """The inputs in whose storages a call writes, or grows a version: new metadata in place count as a write."""
+    changed = {*metadata.versions, *(mutation.input for mutation in metadata.mutations)}
+    storages = {storage_key(fakes[number]) for number in changed}
+    return [number for number in taken if number in fakes and storage_key(fakes[number]) in storages]
+
+
+def _in_positions(symbols: SymbolSources, taken: Sequence[int], results: Sequence[int]) -> SymbolSources:
+    """Where the symbols are read among the inputs that a graph takes, and the results that it gives."""
+    return SymbolSources(
+        tuple((taken.index(number), layout) for number, layout in symbols.inputs if number in taken),
+        tuple((taken.index(number), expression) for number, expression in symbols.numbers if number in taken),
+        tuple((results.index(output), layout) for output, layout in symbols.outputs if output in results),
+        tuple((results.index(output), symbol) for output, symbol in symbols.computed if output in results),
+    )
+
+
+def _draws(root: torch.nn.Module, graph: Graph, names: Sequence[str]) -> tuple[Any, ...]:
+    """What the nodes that draw random numbers draw from: the name of an input, a generator, a device that has one."""
+    found = sources(graph, root)
+    return tuple(names[int(one.removeprefix("primals_"))] if isinstance(one, str) else one for one in found)

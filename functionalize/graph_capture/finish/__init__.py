@@ -1,0 +1,1 @@
+"""The end of a capture: results, objects and sizes become metadata."""

@@ -1,0 +1,431 @@
+"""Ends the graph of a program that was recorded: write-backs and results become outputs, the rest becomes metadata.
+
+Invariant: the graph's outputs are values alone; what they are to the caller (an input, a view of one, a part to copy)
+is said beside it. Limits: strided tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.export.graph_signature import InputKind, OutputKind
+from torch.fx import Node
+
+from functionalize._torch import HOOKS, LAYOUT, OFFSET, STORAGE, FakeTensor, storage_key
+from functionalize._torch.fakes import CaptureFakeMode
+from functionalize._torch.symbols.traced_symbols import symbol_node
+from functionalize._torch.symbols.tracing import keeps_workspaces, tracked_node
+from functionalize._torch.tensors import SYMBOLS
+from functionalize.aliasing.bases import Base
+from functionalize.aliasing.geometry import Layout
+from functionalize.aliasing.history import Historian
+from functionalize.call_stack import Location, Origin
+from functionalize.graph_capture.backward.dependence import counting_from_storages, drop_dead
+from functionalize.graph_capture.backward.differentiability import (
+    forgets,
+    refuse_gradients_of_made,
+    refuse_new_histories,
+    refuse_untold_views,
+    refused_write,
+)
+from functionalize.graph_capture.backward.gradients_of_state import drop_unread, left_at_made, left_by
+from functionalize.graph_capture.backward.joint_graph import EndJoint, JointTracer
+from functionalize.graph_capture.finish.graph_symbols import symbol_sources
+from functionalize.graph_capture.finish.objects import LEAF, ObjectGraph
+from functionalize.graph_capture.finish.outputs import (
+    GRADIENTS,
+    MUTATIONS,
+    GraphOutputs,
+    InputLayouts,
+    OutputAnalysis,
+    signature_of,
+)
+from functionalize.graph_capture.inputs.inputs import ConstantLifter, TracedInput, drop_unused
+from functionalize.graph_capture.trace.data_oracle import Decider, DecisionsOfGraph
+from functionalize.graph_capture.trace.example_data import refuse_acting
+from functionalize.ops import tables
+from functionalize.python_state.reconstruct import GraphNumber, TensorRef
+from functionalize.reachability import nodes_behind
+from functionalize.runtime.autograd.joint import JointGraph
+from functionalize.runtime.calls.decided_call import decided_ahead
+from functionalize.runtime.calls.specialization import Recorded
+from functionalize.runtime.decisions import Decision
+from functionalize.runtime.metadata import (
+    BaseResult,
+    GraphTraits,
+    InputMutation,
+    InputRef,
+    NewStorage,
+    OutputAlias,
+    PartialWrite,
+    ProgramMetadata,
+    SymbolSources,
+    frozen_layout,
+    frozen_number,
+    looked_up,
+)
+from functionalize.runtime.random_state import sources
+from functionalize.runtime.side_effects import LeftInObjects
+from functionalize.transform.api import tracing_disabled
+from functionalize.transform.context import FunctionalizationContext
+from functionalize.transform.epilogue import Epilogue, Input, WriteBack
+
+
+class GraphFinalizer:
+    """Ends one graph. To be called when the program has run, below its dispatch mode."""
+
+    def __init__(
+        self,
+        context: FunctionalizationContext,
+        tracer: Any,
+        inputs: list[TracedInput],
+        here: Callable[[], Origin],
+        snapshot: Callable[[torch.Tensor], Any],
+        decider: Decider | None = None,
+    ) -> None:
+        """``here``: where the program is; ``snapshot``: what a tensor looks like, for a node's meta."""
+        self.context, self.tracer, self.inputs, self.decider = context, tracer, inputs, decider
+        self.objects = ObjectGraph(tracer)
+        self.handles = self.objects.handles  # what the caller will get
+        self.lifter = ConstantLifter(tracer, inputs, snapshot)
+        self.outputs = GraphOutputs()
+        self._historian = context.historian = Historian(self._name_of, here)
+        context.graph.keeps_writes = True
+        self._values: dict[int, Node] = {}  # of all that is an output, by the identity of the handle
+        self._object_numbers: list[int] = []  # the outputs that are numbers in objects
+        self._results: dict[int, int] = {}  # of handles, by number: the output that has the value
+        self._written: list[tuple[OutputKind, str, Base]] = []
+        self._numbers: dict[int, int] = {}  # of the inputs, by the identities of their fakes
+        self._storages = {id(entry.fake): storage_key(entry.fake) for entry in inputs if entry.fake is not None}
+
+    def _name_of(self, base: Base) -> str:
+        node = None if base.root.value is None else tracked_node(self.tracer, base.root.value)
+        return "storage" if node is None else str(node.name)
+
+    def finalize(
+        self, entries: list[Input], returned: list[Any], left_in_objects: LeftInObjects, joint: JointTracer
+    ) -> Recorded:
+        """Compute what is still missing, trace the backward, and end the graph.
+
+        ``entries``: the program's inputs as they lay before it ran; ``returned``: a list of what it gave back.
+        """
+        gradients, writes = left_by(self.inputs, self.objects), {id(entry): entry.writes for entry in self.inputs}
+        whole = HOOKS in self.context.notes.asked and any(number is not None for number in gradients.values())
+        left = len(self.handles)  # in objects, and as gradients
+        leaves, spec = self.objects.leaves(returned[0])
+        references = list(map(self.objects.reference, leaves))
+        known = len(self.handles)
+        recipe = None if self.objects.is_tree(returned[0]) else self.objects.recipe(returned[0], "the result")
+        held = left_at_made(self.inputs, self.objects)
+        others = [*range(left), *range(known, len(self.handles))]
+        drop_unused(self.inputs, self.tracer.graph, self.context, {id(handle) for handle in self.handles})
+        seen = joint.written_inputs(self.inputs)
+        with tracing_disabled():
+            epilogue = Epilogue(self.context, entries, self.handles, whole=seen)
+            backs = epilogue.prepare()
+            self._lift_constants([back.input.handle for back in backs], entries)
+            self._compute_nodes(backs, entries)
+        begun = {id(entry.handle): entry for entry in entries}
+        layouts = self._layouts(begun, {id(entry.handle) for entry in epilogue.moved})
+        mutations = self._write_backs(backs, layouts, seen)
+        results = self._add_results(references, others, gradients)
+        analysis = OutputAnalysis(self.inputs, layouts, not whole, self.context.notes.hooked)
+        aliases = analysis.outputs(self.handles, self._results, held)
+        refuse_gradients_of_made(() if whole else self.handles, aliases)
+        read, sized = looked_up(mutations, aliases, analysis.bases), (self.inputs, layouts.before, aliases)
+        symbols = symbol_sources(self.tracer, self.outputs, sized, read, joint.asserted())
+        refuse_untold_views(aliases, symbols)
+        decisions = DecisionsOfGraph(self.decider, self.outputs)
+        further = [*(output for output, _ in symbols.computed), *(decision.output for decision in decisions.all)]
+        wanted = [*results, *map(GraphNumber, [*further, *self._object_numbers])]
+        self.context.historian = None  # what the backward does is not the program's
+        traced = None if whole else self._traced(joint, analysis, aliases, begun, mutations, wanted, decisions)
+        joint.regions.resolve()  # no more is traced: what a checkpointed region drew a second time goes
+        self._count_writes(writes, {mutation.input for mutation in mutations}, layouts.old_storages)
+        given = (results, spec) if recipe is None else ((recipe,), LEAF)
+        metadata = self._metadata(
+            gradients, mutations, (aliases, analysis.bases), given, left_in_objects, layouts, symbols, decisions
+        )
+        if metadata.graph.acts and decisions.all:
+            self._refuse_acting(metadata)
+        ended = self._recorded(metadata, traced(metadata) if callable(traced) else traced)
+        return replace(ended, refused=joint.refused if isinstance(ended.joint, JointGraph) else {})
+
+    def _refuse_acting(self, metadata: ProgramMetadata) -> None:
+        """Raise where a call may find only on its way that it takes another branch, and would start again."""
+        if decided_ahead(self.tracer.graph, self.tracer.root, metadata) is None:
+            first = metadata.graph.decisions[0].location
+            refuse_acting(
+                self.tracer.graph.nodes,
+                (f"a call that takes another branch at {first} starts again from the beginning"),
+            )
+
+    def _traced(
+        self,
+        joint: JointTracer,
+        analysis: OutputAnalysis,
+        aliases: Sequence[OutputAlias],
+        begun: dict[int, Input],
+        mutations: Sequence[InputMutation],
+        results: Sequence[Any],
+        decisions: DecisionsOfGraph,
+    ) -> EndJoint | Exception | None:
+        """The joint graph; None where autograd knows nothing that the caller gets."""
+        joint.find_new_leaves(self.inputs)
+        wanted = joint.wanted(self.inputs, analysis, aliases, self.handles, mutations, results)
+        if not wanted.targets or not any(entry.edge is not None for entry in self.inputs):
+            untold = self.context.notes.untold(entry.fake for entry in self.inputs)
+            if untold is not None:
+                raise untold  # what the caller gets has gradients all the same, as the inputs that it shows
+            return None
+        self.context.notes.reshapes.lost_views.note_use(self.handles)
+        refused = refused_write(self.context, self.inputs, begun, mutations)
+        if refused is not None:
+            return refused
+        with tracing_disabled():
+            bases = [self._node(self.context.value(analysis.base_handles[number])) for number in wanted.bases]
+        return joint.trace(self.inputs, wanted, self.outputs.nodes, bases, decisions)
+
+    # Constants
+
+    def _lift_constants(self, written: Sequence[torch.Tensor], entries: Sequence[Input]) -> None:
+        """Turn tensors that the program reached by other ways into inputs: buffers if it wrote them, else constants."""
+        storages = {entry.storage for entry in entries}
+        own = {id(entry.fake) for entry in self.inputs if entry.fake is not None}
+        others = [h for h in written if id(h) not in own and storage_key(h) not in storages]
+        others += [h for h in self.handles if id(h) not in own and tracked_node(self.tracer, h) is None]
+        self.lifter.lift_attributes(written, others)
+
+    def _compute_nodes(self, backs: Sequence[WriteBack], entries: Sequence[Input]) -> None:
+        """Have the nodes of all that is an output: the last inputs are lifted now, and keep their numbers."""
+        storages = {entry.storage for entry in entries}  # which write-backs may write before an output is made
+        for back in backs:
+            for value, _ in back.parts:
+                self._node(value)
+            if back.data is not None:
+                self._values[id(back.input.handle)] = self._node(back.data)
+        fakes = [entry.fake for entry in self.inputs if entry.fake is not None]
+        nodes = [(tracked_node(self.tracer, fake), storage_key(fake)) for fake in fakes]
+        given = dict[Any, int](reversed(nodes))  # by the storage of the first
+        for handle in self.handles:
+            if id(handle) not in self._values:
+                view = self.context.graph.find(handle)  # of an input of which parts were written, computed here
+                value = handle if view is None else self.context.read(view)
+                lies, own = storage_key(value), storage_key(handle)
+                if given.setdefault(self._node(value), own) != own or (lies != own and lies in storages):
+                    value = self.context.call(torch.ops.aten.clone.default, value)
+                self._values[id(handle)] = self._node(value)
+        for number, entry in enumerate(self.inputs):
+            if entry.fake is not None:
+                self._numbers.setdefault(id(entry.fake), number)
+
+    # Write-backs
+
+    def _write_backs(self, backs: Sequence[WriteBack], layouts: InputLayouts, seen: set[int]) -> list[InputMutation]:
+        """What a call does to its inputs; ``seen``: the fakes, by identity, that autograd saw written."""
+        mutations = [self._write_back(back, layouts, seen) for back in backs]
+        refuse_new_histories(self.inputs, mutations)
+        return mutations
+
+    def _write_back(self, back: WriteBack, layouts: InputLayouts, seen: set[int]) -> InputMutation:
+        handle, layout = back.input.handle, None
+        nodes = [(self._node(value), path) for value, path in back.parts]
+        if back.data is not None:
+            nodes.append((self._values[id(handle)], ()))
+        number = self._numbers.get(id(handle))
+        if number is None:  # a write beyond what an input shows of its storage
+            number, layout = layouts.old_storages[storage_key(handle)], frozen_layout(Layout.of(handle))
+        entry = self.inputs[number]
+        differentiable = id(entry.fake) in seen
+        if entry.optional and entry.kind is InputKind.CONSTANT_TENSOR:
+            entry.kind, entry.persistent = InputKind.BUFFER, False
+        kind, target = MUTATIONS[entry.kind], entry.target or entry.name
+        writes = tuple(PartialWrite(self.outputs.add(node, kind, target), path) for node, path in nodes)
+        view = self.context.graph.find(handle)
+        if view is not None:
+            self._written.append((kind, target, view.base))
+        metadata, after = self._frozen_steps(back.metadata, layouts), self._frozen_steps(back.after, layouts)
+        overlaps = layouts.after[number].has_internal_overlap
+        becomes = handle.is_inference()  # by `.data =` of a tensor that is one: a call makes it one if it is none yet
+        detached = differentiable and forgets(entry)
+        return InputMutation(number, metadata, writes, after, layout, differentiable, detached, overlaps, becomes)
+
+    def _frozen_steps(self, steps: Sequence[Any], layouts: InputLayouts) -> tuple[Any, ...]:
+        return tuple((op, tuple(self._frozen(arg, layouts) for arg in args)) for op, args in steps)
+
+    def _frozen(self, argument: Any, layouts: InputLayouts) -> Any:
+        """An argument of an op on an input, without tensors and symbols of the trace."""
+        if isinstance(argument, (list, tuple)):
+            return [self._frozen(item, layouts) for item in argument]
+        if not isinstance(argument, torch.Tensor):
+            return frozen_number(argument)
+        number = self._numbers.get(id(argument))
+        if number is not None:
+            return InputRef(number)
+        old = layouts.old_storages.get(storage_key(argument))
+        if old is not None:
+            return InputRef(old, old=True)
+        return NewStorage(tuple(map(frozen_number, argument.size())), argument.dtype, argument.device)
+
+    # Outputs
+
+    def _add_results(self, references: list[Any], left: Sequence[int], gradients: dict[int, int | None]) -> list[Any]:
+        """Outputs for what the program returned, then for what it left; how a call makes what it returned."""
+        results = list(references)
+        for position, made in enumerate(references):
+            if isinstance(made, TensorRef):
+                self._give(made.number)
+                continue
+            symbolic = isinstance(made, SYMBOLS)
+            output = self.outputs.add(symbol_node(self.tracer, made) if symbolic else made, OutputKind.USER_OUTPUT)
+            results[position] = GraphNumber(output) if symbolic else made
+        of_inputs = {number: entry for entry in self.inputs if (number := gradients.get(id(entry))) is not None}
+        for number in left:
+            self._give(number, of_inputs.get(number))
+        for number in self.objects.symbols:
+            self._object_numbers.append(self.outputs.add(symbol_node(self.tracer, number), OutputKind.USER_OUTPUT))
+        return results
+
+    def _give(self, number: int, gradient_of: TracedInput | None = None) -> None:
+        """An output for a tensor that the caller gets, or finds as the gradient of an input."""
+        node = self._values[id(self.handles[number])]
+        if gradient_of is None:
+            self._results[number] = self.outputs.add(node, OutputKind.USER_OUTPUT)
+        else:
+            target = gradient_of.target or gradient_of.name
+            self._results[number] = self.outputs.add(node, GRADIENTS[gradient_of.kind], target)
+
+    def _node(self, value: torch.Tensor) -> Node:
+        node = tracked_node(self.tracer, value)
+        return self.lifter.lift(value, written=False) if node is None else node
+
+    # Metadata
+
+    def _layouts(self, begun: dict[int, Input], moved: set[int]) -> InputLayouts:
+        """Where the inputs lay and lie; ``moved``: those whose metadata changed."""
+        found = InputLayouts()
+        for number, entry in enumerate(self.inputs):
+            if entry.fake is None:
+                continue
+            first = begun.get(id(entry.fake))
+            last = first if first is not None and id(entry.fake) not in moved else Input.of(entry.fake)
+            if first is not None:
+                found.before[number] = first.layout
+            found.after[number] = last.layout
+            found.storages.setdefault(last.storage, number)
+            found.old_storages.setdefault((first or last).storage, number)  # a lifted one: nobody could change it
+        return found
+
+    def _metadata(
+        self,
+        gradients: dict[int, int | None],
+        mutations: Sequence[InputMutation],
+        outputs: tuple[Sequence[OutputAlias], Sequence[BaseResult]],
+        returned: tuple[Sequence[Any], Any],
+        left_in_objects: LeftInObjects,
+        layouts: InputLayouts,
+        symbols: SymbolSources,
+        decisions: DecisionsOfGraph,
+    ) -> ProgramMetadata:
+        """End the graph, and say what it is."""
+        self.tracer.graph.output(tuple(self.outputs.nodes))
+        drop_dead(self.tracer.graph)
+        unused, read, accumulates = drop_unread(self.inputs, self.tracer.graph, {m.input for m in mutations})
+        numbers = {id(entry): number for number, entry in enumerate(self.inputs)}
+        before, after = (
+            {number: frozen_layout(layout) for number, layout in some.items()}
+            for some in (layouts.before, layouts.after)
+        )
+        return ProgramMetadata(
+            tuple(entry.frozen(numbers) for entry in self.inputs),
+            unused,
+            self._traits(tuple(decisions.all)),
+            tuple(mutations),
+            tuple(outputs[0]),
+            tuple(outputs[1]),
+            tuple(returned[0]),
+            returned[1],
+            {numbers[key]: number for key, number in gradients.items()},
+            frozenset(numbers[key] for key in read),
+            accumulates,
+            left_in_objects,
+            before,
+            after,
+            symbols,
+        )
+
+    def _count_writes(
+        self, writes: Mapping[int, int | None], written: set[int], old_storages: Mapping[int, int]
+    ) -> None:
+        """Note how often the program told autograd that it wrote inputs that changed; of one lifted late: once."""
+        begun = {n: storage_key(e.value) for n, e in enumerate(self.inputs) if isinstance(e.value, torch.Tensor)}
+        fakes = [self.inputs[number].fake for number in written]
+        owners = {
+            old_storages.get(storage_key(fake)) for fake in fakes if fake is not None
+        }  # `set_` to those of others
+        changed = {begun[number] for number in written | owners if number in begun}
+        for number, key in begun.items():
+            entry = self.inputs[number]
+            own = self._numbers.get(id(entry.fake)) == number and entry.root is None
+            if key in changed and own:  # else a tensor that is passed twice, or its root counts
+                count = writes.get(id(entry))
+                entry.counted = int(number in written) if count is None else count
+
+    def _traits(self, decisions: tuple[Decision, ...]) -> GraphTraits:
+        graph, root = self.tracer.graph, self.tracer.root
+        draws = sources(graph, root) if decisions else ()
+        shown = [node.meta.get("val") if isinstance(node, Node) else None for node in self.outputs.nodes]
+        sparse = frozenset(n for n, val in enumerate(shown) if getattr(val, "layout", _STRIDED) is not _STRIDED)
+        numbers = tuple(self._object_numbers)
+        modes = {val.fake_mode for val in shown if isinstance(val, FakeTensor)}
+        ours = all(isinstance(mode, CaptureFakeMode) for mode in modes)
+        own = HOOKS in self.context.notes.asked
+        acts = any(tables.acts(node.target) or tables.communicates(node.target) for node in graph.nodes)
+        return GraphTraits(len(shown), keeps_workspaces(graph), decisions, draws, numbers, sparse, own, ours, acts)
+
+    def _recorded(self, metadata: ProgramMetadata, joint: JointGraph | Exception | None) -> Recorded:
+        self.context.notes.note_given(self.handles)
+        groups: dict[int, list[str]] = {}
+        for entry in self.inputs:
+            if isinstance(entry.value, torch.Tensor):
+                groups.setdefault(storage_key(entry.value), []).append(entry.name)
+        taken = [metadata.inputs[number] for number in metadata.taken]
+        specs = self.outputs.specs
+        self._historian.detach()
+        ended = (self.tracer.graph, self.tracer.root, metadata, joint)
+        account = (self._historian, self._written, [group for group in groups.values() if len(group) > 1])
+        return Recorded(
+            *ended, lambda: signature_of(taken, specs), *account, self._asked(metadata), self.context.endings.found
+        )
+
+    def _asked(self, metadata: ProgramMetadata) -> dict[tuple[int, str], Location | None]:
+        """What the program asked its inputs, by their numbers, with the lines that errors name."""
+        asked, storages = self.context.notes.asked, self._storages
+        for base in filter(self._is_resized_input, self.context.graph.bases.values()):
+            beyond = any(mutation.layout is not None for mutation in metadata.mutations)  # as far as it reached
+            for question in (STORAGE, OFFSET) if beyond else (STORAGE,):
+                asked.add_all(question, [storages.get(id(base.first), base.key)])
+        counting = {node.target for node in nodes_behind(counting_from_storages(self.tracer.graph))}
+        # Tensors that the program made may lie as any of those that it computed them from.
+        everywhere = {LAYOUT} if asked.keys(LAYOUT) - set(storages.values()) else set()
+        answers: dict[tuple[int, str], Location | None] = {}
+        for number, entry in enumerate(self.inputs):
+            if entry.fake is None:
+                continue
+            storage = storages.get(id(entry.fake)) or storage_key(entry.fake)  # of one that was lifted
+            keys = id(entry.fake), storage, id(getattr(entry.edge, "node", None))
+            others = everywhere | ({OFFSET} if entry.name in counting else set())
+            answers |= {(number, question): None for question in others}
+            answers |= {(number, question): line for question, line in asked.of(*keys)}
+        return answers
+
+    def _is_resized_input(self, base: Base) -> bool:
+        """Whether the storage of an input was resized: what it gains is not what it has."""
+        return type(base.capacity) is int and id(base.first) in self._numbers
+
+
+aten = torch.ops.aten
+_STRIDED = torch.strided

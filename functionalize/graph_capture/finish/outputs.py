@@ -1,0 +1,306 @@
+"""What the outputs of a captured graph are: in the words of ``torch.export``, and to the caller.
+
+The tensors that a caller gets are related to the program's inputs and to one another.
+
+Invariant: an output shares memory where eager's does. Autograd takes it for a view of an input or of a base exactly
+where only views lead there: the gradient of any other goes through the captured backward. Limits: strided tensors.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch.autograd.graph import get_gradient_edge
+from torch.export.graph_signature import (
+    ConstantArgument,
+    ExportGraphSignature,
+    InputKind,
+    InputSpec,
+    OutputKind,
+    OutputSpec,
+    SymBoolArgument,
+    SymFloatArgument,
+    SymIntArgument,
+    TensorArgument,
+)
+from torch.fx import Node
+
+from functionalize._torch import storage_key
+from functionalize._torch.tensors import autograd_base, creation_of, made_silently
+from functionalize.aliasing import view_rules
+from functionalize.aliasing.geometry import Layout, size_hint
+from functionalize.aliasing.strided_layout import is_differentiable
+from functionalize.errors import UnsupportedMutationError
+from functionalize.graph_capture.inputs.inputs import TracedInput
+from functionalize.runtime.metadata import AliasKind, BaseResult, GraphInput, OutputAlias, frozen_layout, frozen_number
+
+_ARGUMENTS: dict[type, Any] = {
+    torch.SymInt: SymIntArgument,
+    torch.SymFloat: SymFloatArgument,
+    torch.SymBool: SymBoolArgument,
+}
+# By the kind of an input: outputs that are written back to it, and its new gradient.
+MUTATIONS = {
+    InputKind.PARAMETER: OutputKind.PARAMETER_MUTATION,
+    InputKind.BUFFER: OutputKind.BUFFER_MUTATION,
+    InputKind.CONSTANT_TENSOR: OutputKind.BUFFER_MUTATION,
+    InputKind.USER_INPUT: OutputKind.USER_INPUT_MUTATION,
+}
+GRADIENTS = dict.fromkeys(MUTATIONS, OutputKind.GRADIENT_TO_PARAMETER) | {
+    InputKind.USER_INPUT: OutputKind.GRADIENT_TO_USER_INPUT
+}
+
+
+class GraphOutputs:
+    """The outputs of a graph, and what each is."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Any] = []
+        self.specs: list[OutputSpec] = []
+
+    def add(self, node: Any, kind: OutputKind, target: str | None = None) -> int:
+        """One more output, a node or a plain value; its position."""
+        if isinstance(node, Node):
+            argument = _ARGUMENTS.get(type(node.meta.get("val")), TensorArgument)(name=node.name)
+        else:
+            node = node if type(node) in (int, float, bool, str) else None  # of others the text is no code
+            argument = ConstantArgument(name="", value=node)
+        self.nodes.append(node)
+        self.specs.append(OutputSpec(kind, argument, target))
+        return len(self.nodes) - 1
+
+
+def signature_of(inputs: Sequence[GraphInput], outputs: Sequence[OutputSpec]) -> ExportGraphSignature:
+    """The signature of a graph that takes some inputs."""
+    specs = []
+    for entry in inputs:
+        constant = ConstantArgument(name=entry.name, value=entry.constant)
+        argument = TensorArgument(name=entry.name) if entry.is_tensor else constant
+        specs.append(InputSpec(entry.kind, argument, entry.target, entry.persistent))
+    return ExportGraphSignature(specs, list(outputs))
+
+
+@dataclass
+class InputLayouts:
+    """Where the inputs lay before the program ran and where they lie now, by position; and who has which storage."""
+
+    before: dict[int, Layout] = field(default_factory=dict)
+    after: dict[int, Layout] = field(default_factory=dict)
+    old_storages: dict[int, int] = field(default_factory=dict)  # a storage: the first input that had it
+    storages: dict[int, int] = field(default_factory=dict)  # a storage: the first input that has it
+
+
+_LEAF: dict[str, Any] = {"requires_grad": False, "own_gradient": False}  # as a result of the graph
+
+
+class OutputAnalysis:
+    """Finds the kind of each output."""
+
+    def __init__(
+        self, inputs: Sequence[TracedInput], layouts: InputLayouts, differentiable: bool, hooked: Sequence[Any]
+    ) -> None:
+        """``hooked``: functions of autograd and leaves whose gradients the program changes by hooks."""
+        self._numbers = {id(entry.fake): number for number, entry in reversed(list(enumerate(inputs)))}
+        self._inputs, self._layouts, self._differentiable = inputs, layouts, differentiable
+        self._hooked = hooked
+        self.bases: list[BaseResult] = []
+        self.base_handles: list[torch.Tensor] = []
+
+    def outputs(
+        self, handles: Sequence[torch.Tensor], results: Mapping[int, int], gradients: Mapping[int, int]
+    ) -> list[OutputAlias]:
+        """What each of some handles is.
+
+        ``results``: the graph's outputs that have their values, ``gradients``: the handles that are their gradients;
+        both by number.
+        """
+        together: dict[int, list[int]] = defaultdict(list)
+        for number, handle in enumerate(handles):
+            key = storage_key(handle)
+            if key not in self._layouts.storages and key not in self._layouts.old_storages:
+                together[key].append(number)
+        groups = {key: group for key, group in together.items() if len(group) > 1}
+        bases = {key: self._base(handles, group, results) for key, group in groups.items()}
+        names = {key: position for position, key in enumerate(groups)}
+        found = []
+        for number, handle in enumerate(handles):
+            key, layout = storage_key(handle), frozen_layout(Layout.of(handle))
+            alias = OutputAlias(
+                AliasKind.RESULT,
+                layout,
+                handle.requires_grad,
+                results.get(number),
+                inference=handle.is_inference(),
+                creation=creation_of(handle),
+                gradient=gradients.get(number),
+            )
+            if key in groups:
+                alias = self._in_group(handle, alias, bases[key], names[key])
+            else:
+                kind, source, own = self._alone(handle, key)
+                alias = replace(alias, kind=kind, input=source, own_gradient=own)
+            leaf = None if id(handle) in self._numbers else _leaf(handle)
+            found.append(alias if leaf is None else self._silent(handle, alias) or replace(alias, **_LEAF, leaf=leaf))
+        return found
+
+    def _silent(self, handle: torch.Tensor, alias: OutputAlias) -> OutputAlias | None:
+        """An output that was made as a view with gradients off, and requires them as what it views; None of others."""
+        if not made_silently(alias.creation) or isinstance(handle, torch.nn.Parameter) or _accumulates(handle):
+            return None
+        silent, root = replace(alias, own_gradient=False, leaf=_itself), autograd_base(handle)
+        if alias.kind is AliasKind.VIEW_OF_BASE and alias.base is not None:
+            base, given = self.base_handles[alias.base], self.bases[alias.base].result is not None
+            return silent if given and not _is_leaf(base) and autograd_base(base) is root else None
+        if alias.kind is not AliasKind.VIEW_OF_INPUT:
+            return None
+        fakes = (entry.fake for entry in self._inputs if entry.fake is not None and entry.fake.requires_grad)
+        seen = next((fake for fake in fakes if autograd_base(fake) is root), None)
+        if seen is None or not is_differentiable(Layout.of(seen), alias.layout):
+            return None
+        return replace(silent, input=self._numbers[id(seen)])
+
+    def _alone(self, handle: torch.Tensor, key: int) -> tuple[AliasKind, int | None, bool]:
+        """Of an output that shares memory with inputs at most: kind, input, and whether its gradient is its own."""
+        itself, old, new = self._numbers.get(id(handle)), self._layouts.old_storages, self._layouts.storages
+        if itself is not None:
+            return AliasKind.INPUT, itself, False
+        if key in old and key not in new:
+            # Of that storage the call has detached tensors alone.
+            return AliasKind.VIEW_OF_OLD_STORAGE, old[key], handle.requires_grad
+        if key not in new:
+            return AliasKind.RESULT, None, False
+        kind = AliasKind.VIEW_OF_INPUT if key in old else AliasKind.VIEW_OF_NEW_STORAGE
+        sharing = [entry.fake for entry in self._inputs if entry.fake is not None and storage_key(entry.fake) == key]
+        if not self._differentiable and handle.requires_grad:  # its memory is one input's, its history another's
+            sharing.sort(key=lambda fake: not self._shows(handle, fake))
+        through = next((fake for fake in sharing if not self._has_own_gradient(handle, fake)), None)
+        return kind, new[key] if through is None else self._numbers[id(through)], through is None
+
+    def _has_own_gradient(self, handle: torch.Tensor, root: torch.Tensor) -> bool:
+        """Whether the gradient of an output in the memory of another tensor is not that of a view of this tensor."""
+        if not handle.requires_grad or handle is root:
+            return False
+        layouts = Layout.of(root), Layout.of(handle)
+        if layouts[0].has_internal_overlap:
+            return True  # the gradient of an expanded tensor has places of its own for what shares an element
+        return not self._shows(handle, root)
+
+    def _shows(self, handle: torch.Tensor, root: torch.Tensor) -> bool:
+        """Whether a tensor is to autograd a view of another, and nothing else."""
+        seen = is_differentiable(Layout.of(root), Layout.of(handle))
+        return handle is root or (seen and _is_view_of(handle, root, self._hooked))
+
+    def _in_group(self, handle: torch.Tensor, alias: OutputAlias, base: int | None, group: int) -> OutputAlias:
+        if base is None:
+            kind, own = AliasKind.SHARED, handle.requires_grad
+        else:
+            kind, own = AliasKind.VIEW_OF_BASE, self._has_own_gradient(handle, self.base_handles[base])
+        capacity = frozen_number(handle.untyped_storage().nbytes())
+        return replace(alias, kind=kind, group=group, capacity=capacity, base=base, own_gradient=own)
+
+    def _base(self, handles: Sequence[torch.Tensor], group: list[int], results: Mapping[int, int]) -> int | None:
+        """The tensor that outputs of one storage are views of: one of them, or one that autograd knows."""
+        members = [handles[number] for number in group]
+        known = [handle for handle in members if handle.requires_grad and self._differentiable]
+        roots = {id(root): root for root in map(autograd_base, known or members)}
+        root = max(
+            roots.values(),
+            key=lambda tensor: (not _has_lazy_bits(tensor), size_hint(tensor.numel()), tensor.requires_grad),
+        )
+        if (known and len(roots) > 1) or _has_lazy_bits(root) or size_hint(root.numel()) == 0:
+            return None  # a base without elements has no memory to share
+        if storage_key(root) != storage_key(members[0]):
+            return None  # `.data =` gave the view that these are views of other memory
+        itself = next((number for number in group if handles[number] is root), None)
+        if itself is None and not known:
+            return None  # without gradients the outputs are copied into one storage
+        if not all(_covers(root, handle) for handle in members):
+            return None
+        result = None if itself is None else results.get(itself)
+        layout = frozen_layout(Layout.of(root))
+        self.bases.append(BaseResult(layout, root.requires_grad, result))
+        self.base_handles.append(root)
+        return len(self.bases) - 1
+
+
+def _leaf(handle: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """What makes a leaf, a parameter or a buffer like one that the program made; None where it is not one of these."""
+    if not _is_leaf(handle):
+        return None
+    if isinstance(handle, torch.nn.Parameter):
+        return partial(torch.nn.Parameter, requires_grad=handle.requires_grad)
+    if isinstance(handle, torch.nn.Buffer) and not handle.requires_grad:
+        return partial(torch.nn.Buffer, persistent=handle.persistent)
+    return torch.Tensor.requires_grad_ if handle.requires_grad else None
+
+
+def _accumulates(leaf: torch.Tensor) -> bool:
+    """Whether gradients end in a leaf; not in a view that says that it requires them because what it views does."""
+    with torch.inference_mode(False), torch.enable_grad():
+        view: Any = leaf.view_as(leaf)
+    return view.grad_fn is not None and view.grad_fn.next_functions[0][0] is not None
+
+
+def _itself(made: torch.Tensor) -> torch.Tensor:
+    return made
+
+
+@cache
+def _backwards_of_views() -> frozenset[str]:
+    """What autograd calls the functions of views, but for a number at the end."""
+    names = {op.overloadpacket.__name__ for op in view_rules.VIEW_RULES.keys() | view_rules.MULTI_OUTPUT_VIEWS}
+    return frozenset(f"{name.title().replace('_', '')}Backward" for name in names)
+
+
+def _is_view_of(tensor: torch.Tensor, root: torch.Tensor, hooked: Sequence[Any]) -> bool:
+    """Whether autograd's way from a tensor to another leads through views alone; none of them, nor the end, hooked."""
+    if not root.requires_grad:
+        return False
+    if _is_leaf(tensor) and tensor is not root:
+        return False  # a view from before its root was told to require gradients: autograd knows of no way between them
+    edge: Any = tuple(get_gradient_edge(tensor)[:2])
+    end: Any = tuple(get_gradient_edge(root)[:2])
+    while not any(edge[0] is one or getattr(edge[0], "variable", None) is one for one in hooked):
+        if edge == end:
+            return True
+        if edge[0] is None or edge[0].name().rstrip("0123456789") not in _backwards_of_views():
+            return False
+        edge = edge[0].next_functions[0]
+    return False
+
+
+def _is_leaf(tensor: torch.Tensor) -> bool:
+    try:
+        return tensor.is_leaf
+    except RuntimeError as error:  # one of several views of one function, whose memory was written
+        raise UnsupportedMutationError(
+            "the program returns or keeps a view that autograd no longer accepts",
+            why=str(error).split(". ", maxsplit=1)[0],
+            hint="make the view after the write, or return a copy of it (`.clone()`)",
+        ) from error
+
+
+def _covers(root: torch.Tensor, view: torch.Tensor) -> bool:
+    """Whether a view can be made of a copy of its root: the root has all of its elements, each at its own place."""
+    base, layout = Layout.of(root), Layout.of(view)
+    if base.key == layout.key:
+        return True
+    if not (base.static and layout.static):
+        return view is root or (base.contiguous and _is_whole(root))
+    (first, last), (start, end) = base.span, layout.span
+    return base.dense and (start == end or (first <= start and end <= last))
+
+
+def _has_lazy_bits(tensor: torch.Tensor) -> bool:
+    """Whether the memory of a tensor holds other numbers than the tensor: a result of a graph has none such."""
+    return tensor.is_conj() or tensor.is_neg()
+
+
+def _is_whole(tensor: torch.Tensor) -> bool:
+    """Whether a contiguous tensor has all of its storage; of symbols only what their expressions show."""
+    return bool(frozen_number(tensor.numel() * tensor.itemsize) == frozen_number(tensor.untyped_storage().nbytes()))

@@ -1,0 +1,299 @@
+"""Python numbers of a program's state that are inputs of its graph: hyperparameters of optimizers, and what changes.
+
+A call makes a tensor of such a number; the program gets what ``item()`` gives of that. Where it only computes with it,
+any value will do; where Python must know it, that is a decision by data.
+
+Invariant: after a capture each number is in its place. Limits: a number is one to Python's operators and to
+``isinstance``, not by its ``__class__``, and has no hash.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import re
+import types
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from dis import opmap
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+
+from functionalize.errors import UnsupportedProgramError
+from functionalize.python_state.assignments import assigned
+from functionalize.python_state.containers import SetItems, Variable, entry, place_of, unchanged, write
+from functionalize.python_state.slots import NUMBERS, NumberSlot, Slot, is_number
+from functionalize.python_state.traversal_rules import key_behind
+from functionalize.python_state.walk import StateWalk
+from functionalize.runtime.guards.python_guards import Setting, Settings, is_numbers, is_whole
+
+Result = TypeVar("Result")
+_MATCH_CLASS = opmap["MATCH_CLASS"]
+Place = tuple[int, Any]  # the identity of a container, and a key
+
+
+class _Number(NamedTuple):
+    """A number, or a list of numbers, that a program may decide by."""
+
+    setting: Setting
+    steps: tuple[int, ...]  # into the tuples that the setting holds
+    path: str
+    value: Any
+
+
+class ChangingNumbers:
+    """Which numbers are inputs, of one program: it sees what each capture finds."""
+
+    def __init__(self) -> None:
+        self._last: list[Setting] = []  # of the last capture
+        self._changing: set[str] = set()
+        self._expected: set[str] = set()  # to change, as others of the same object have
+        self._expects = True
+        self.tied: list[tuple[Setting, Setting]] = []  # further places of lists of the last capture, and the first
+        self.follows_steps = False  # whether schedules are stepped in the graph, and not by calls
+        self.merges_steps = False  # and then all ways at once
+        self.converts = True  # whether `float` and `int` give symbols
+        self._constant: set[str] = set()  # of which the program asks what only numbers of Python's can do
+
+    def give_up(self) -> bool:
+        """Have what has changed be constants again, first what was only expected to; false where there is nothing."""
+        expected = self._expected - self._changing
+        if expected:
+            self._expected, self._expects = set(), False
+            return True
+        given = self._changing - self._constant
+        self._constant |= given
+        return bool(given)
+
+    def without_conversions(self, captured: Callable[[], Result]) -> Result:
+        """Capture with Python's own `float` and `int`, from now on if that is possible: something takes no symbols."""
+        self.converts = False
+        try:
+            return captured()
+        except BaseException:
+            self.converts = True
+            raise
+
+    @contextlib.contextmanager
+    def merging(self, merges: bool) -> Iterator[None]:
+        """While schedules may be stepped in the graph, all ways at once: calls go on to step them by themselves."""
+        before = self.follows_steps
+        self.merges_steps, self.follows_steps = merges, before or merges
+        try:
+            yield
+        finally:
+            self.merges_steps = False
+            if merges:
+                self.follows_steps = before
+
+    def expect(self, paths: Iterable[str]) -> None:
+        """Have numbers be inputs that have not changed yet."""
+        self._changing |= set(map(_kind, paths))
+
+    def found(self, state: StateWalk, settings: Settings, codes: Set[types.CodeType]) -> list[NumberSlot]:
+        """The inputs among the numbers that a program may decide by; these are no settings any more.
+
+        ``codes``: of the functions that the program may come to.
+        """
+        groups, last, self._last = _groups_of(state), self._last, settings.found
+        if not (groups or last):  # the first capture of what trains nothing, as most are
+            return []
+        places = Counter(id(slot.get()) for slot in state.entered)
+        candidates = [one for one in _found_in(settings.found) if not isinstance(one.setting.container, SetItems)]
+        shared = Counter(id(one.value) for one in candidates if type(one.value) is list)
+        candidates = [one for one in candidates if places[id(one.value)] in (0, shared[id(one.value)])]
+        before = {one.path: one.value for one in _found_in(last)}
+        self._changing |= {_kind(one.path) for one in candidates if _differ(before.get(one.path, one.value), one.value)}
+        self._expect(candidates, state, codes)
+        wanted = set() if any(map(_asks_classes, codes)) else (self._changing | self._expected) - self._constant
+        rates = {id(one) for one in settings.found if _is_hyperparameter(one, groups)}
+        taken = [one for one in candidates if _kind(one.path) in wanted or id(one.setting) in rates]
+        whole = [one.setting for one in taken if not one.steps]
+        whole += [one for one in settings.found if type(one.value) is tuple and id(one) in rates]
+        places_taken = {(id(one.container), one.key) for one in whole}
+        lists = {id(one.value) for one in whole if type(one.value) is list}
+        settings.found = [
+            one
+            for one in settings.found
+            if (id(one.container), one.key) not in places_taken and id(one.container) not in lists
+        ]
+        unique = {(id(one.container), one.key): one for one in whole if id(one.container) not in lists}
+        slots = [slot for one in self._tied(unique.values(), settings) for slot in _slots(one)]
+        return [*slots, *_in_tuples([one for one in taken if one.steps and id(one.setting) not in rates], settings)]
+
+    def _expect(self, candidates: Sequence[_Number], state: StateWalk, codes: Set[types.CodeType]) -> None:
+        """Expect a number to change that the program assigns, once another one of the same object has."""
+        changed = {id(one.setting.container) for one in candidates if _kind(one.path) in self._changing}
+        if not (self._expects and changed):
+            return
+        kinds = {type(item) for item in state.seen if id(getattr(item, "__dict__", None)) in changed}
+        names = assigned(codes, kinds)
+        of_these = [one for one in candidates if id(one.setting.container) in changed and one.setting.key in names]
+        self._expected |= {_kind(one.path) for one in of_these}
+
+    def _tied(self, taken: Iterable[Setting], settings: Settings) -> list[Setting]:
+        """Those but for further places of lists, which are tied to the first."""
+        first = dict[int, Setting]()
+        self.tied = []
+        if self.merges_steps:  # what is exported has numbers alone: two places may hold one list at times
+            return list(taken)
+        for one in taken:
+            before = first.setdefault(id(one.value), one) if type(one.value) is list else one
+            if before is not one:
+                settings.found.append(one)
+                settings.tie(one, before)
+                self.tied.append((one, before))
+        further = {id(one) for one, _ in self.tied}
+        return [one for one in taken if id(one) not in further]
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _asks_classes(code: types.CodeType) -> bool:
+    """Whether code tells values by their classes as symbols answer for themselves: `match`, `singledispatch`."""
+    dispatches = code.co_filename == functools.__file__ and "dispatch" in code.co_freevars
+    inner = (one for one in code.co_consts if isinstance(one, types.CodeType))
+    return dispatches or _MATCH_CLASS in code.co_code[::2] or any(map(_asks_classes, inner))
+
+
+def _found_in(settings: Iterable[Setting]) -> Iterator[_Number]:
+    """The numbers, and lists of numbers, among settings and in the tuples there."""
+    for one in settings:
+        if is_whole(one.key) or isinstance(key_behind(one.key), torch.Tensor):
+            continue
+        if is_numbers(one.value):
+            yield _Number(one, (), one.path, one.value)
+        elif _is_tuple(one.value):
+            yield from _items(one, one.value, ())
+
+
+def _items(setting: Setting, items: tuple[Any, ...], steps: tuple[int, ...]) -> Iterator[_Number]:
+    for index, item in enumerate(items):
+        at = (*steps, index)
+        if is_number(item):
+            yield _Number(setting, at, ".".join(map(str, (setting.path, *at))), item)
+        elif _is_tuple(item):
+            yield from _items(setting, item, at)
+
+
+def _is_tuple(value: Any) -> bool:
+    """Whether a value is a tuple that may hold symbols: a `torch.Size` may not."""
+    return isinstance(value, tuple) and not isinstance(value, torch.Size)
+
+
+def _in_tuples(taken: Sequence[_Number], settings: Settings) -> Iterator[NumberSlot]:
+    """Where numbers in tuples sit; they count no more."""
+    steps: dict[Place, list[tuple[int, ...]]] = {}
+    for one in taken:
+        container, key = _place(one.setting)
+        steps.setdefault((id(one.setting.container), one.setting.key), []).append(one.steps)
+        yield NumberSlot(container, key, one.path, None, one.steps, True, type(one.value))
+    settings.leave_out(steps)
+
+
+def _kind(path: str) -> str:
+    """What numbers have in common that objects of one list have under one name."""
+    return re.sub(r"\.\d+(?=\.)", ".*", path)
+
+
+def _differ(before: Any, now: Any) -> bool:
+    """Whether a number is another, or a list of numbers another list."""
+    if type(now) is list:  # one that stays is known by its items
+        return now is not before
+    return is_numbers(before) and repr(before) != repr(now)
+
+
+def _is_hyperparameter(one: Setting, groups: set[int]) -> bool:
+    values = one.value if type(one.value) is tuple else (one.value,)
+    return id(one.container) in groups and bool(values) and all(type(value) is float for value in values)
+
+
+def _groups_of(state: StateWalk) -> set[int]:
+    """The identities of the groups of parameters of the optimizers."""
+    optimizers = [item for item in state.seen if isinstance(item, torch.optim.Optimizer)]
+    return {id(group) for optimizer in optimizers for group in optimizer.param_groups}
+
+
+def _place(one: Setting) -> tuple[Any, Any]:
+    """The container and the key of a setting; a cell has none, but is a variable."""
+    return (Variable(one.container, None), 0) if isinstance(one.container, types.CellType) else (one.container, one.key)
+
+
+def _slots(one: Setting) -> Iterator[NumberSlot]:
+    container, key = _place(one)
+    if type(one.value) in NUMBERS:
+        yield NumberSlot(container, key, one.path, None, (), True, type(one.value))
+        return
+    for index, item in enumerate(one.value):
+        yield NumberSlot(container, key, f"{one.path}.{index}", None, (index,), True, type(item), len(one.value))
+
+
+class Numbers:
+    """The numbers of one run of a program."""
+
+    def __init__(self, pairs: Sequence[tuple[Slot, Any]], tied: Sequence[tuple[Setting, Setting]] = ()) -> None:
+        """``pairs``: where each number sits, and the tensor that stands for it; ``tied``: places of one list."""
+        self._pairs, self._tied = pairs, tied
+        self._lists: list[tuple[Slot, list[Any], list[Any]]] = []
+
+    @property
+    def places(self) -> set[Place]:
+        """Where they are."""
+        return {(id(where), key) for where, key in (place_of(slot.container, slot.key) for slot, _ in self._pairs)}
+
+    @contextlib.contextmanager
+    def restored(self) -> Iterator[None]:
+        """Put the numbers back in the end."""
+        places = [(slot.container, slot.key) for slot, _ in self._pairs]
+        places += [_place(one) for one, _ in self._tied]
+        before = [(container, key, entry(container, key)) for container, key in places]
+        try:
+            yield
+        finally:
+            for container, key, value in before:
+                write(container, key, value)
+
+    def place(self) -> None:
+        """Have the program find what the graph's inputs come to. To be called where it is recorded."""
+        for slot, substitute in self._pairs:
+            slot.set(substitute.item())
+        for one, first in self._tied:
+            write(*_place(one), entry(*_place(first)))
+        lists = [(slot, entry(slot.container, slot.key)) for slot, _ in self._pairs]
+        self._lists = [(slot, items, items.copy()) for slot, items in lists if isinstance(items, list)]
+
+    def check_kept(self, is_reached: Callable[[Any], bool]) -> None:
+        """Raise where the program gives a list of numbers itself, or keeps it in another place.
+
+        Raises:
+            UnsupportedProgramError: it does.
+        """
+        for slot, items, _ in self._lists:
+            if is_reached(items):
+                raise UnsupportedProgramError(
+                    f"the program returns or keeps the list that contains `{slot.path}`, and the numbers of that "
+                    "list are inputs",
+                    why=(
+                        "a call reads the numbers of such a list, and not the list itself, which may differ from "
+                        "call to call"
+                    ),
+                    hint="return or keep a copy of the list",
+                )
+
+    def check(self) -> None:
+        """Raise where the program changed a list of numbers in its place.
+
+        Raises:
+            UnsupportedProgramError: it did.
+        """
+        for slot, items, before in self._lists:
+            if not unchanged(items, before):
+                raise UnsupportedProgramError(
+                    f"the program changes the list that contains `{slot.path}`, and the numbers of that list are "
+                    "inputs",
+                    why=(
+                        "a call reads the numbers of such a list, and not the list itself, which may differ from "
+                        "call to call"
+                    ),
+                    hint="assign a new list to the attribute, or keep the numbers in a tensor",
+                )

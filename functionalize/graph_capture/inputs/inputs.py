@@ -1,0 +1,376 @@
+"""What a captured program takes as inputs: parameters, buffers and other state that it reaches, and its arguments.
+
+Invariant: the order is that of ``torch.export``: parameters, buffers, constants, user inputs; each state tensor once,
+under the first of its names. Limits: what a function reaches not by its arguments is looked for among its own
+variables and those of functions that it calls by name. Tensors that it got at in yet another way are lifted in the
+end; graphs of higher-order ops stay attributes.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import keyword
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.autograd.graph import get_gradient_edge
+from torch.export.graph_signature import InputKind
+from torch.fx import Graph, Node
+from torch.nn.parameter import is_lazy
+
+from functionalize._torch import PLAIN_TYPES, FakeTensor, buffers_of, is_persistent
+from functionalize._torch.symbols.tracing import track
+from functionalize._torch.tensors import autograd_base
+from functionalize.call_stack import Origin
+from functionalize.errors import UnsupportedMutationError, UnsupportedProgramError
+from functionalize.graph_capture.inputs.hyperparameters import ChangingNumbers
+from functionalize.graph_capture.inputs.state import Follower, settings_of
+from functionalize.graph_capture.refusals.schedules import Schedules
+from functionalize.python_state.refused_objects import refuse_tensor
+from functionalize.python_state.slots import Slot
+from functionalize.python_state.walk import StateWalk, is_module
+from functionalize.runtime.arguments import CallingConvention
+from functionalize.runtime.metadata import GraphInput
+from functionalize.transform.context import FunctionalizationContext
+
+_PREFIX = {InputKind.PARAMETER: "p", InputKind.BUFFER: "b", InputKind.CONSTANT_TENSOR: "c"}  # in order
+
+
+@dataclass(eq=False)
+class TracedInput:
+    """One input while a program is captured: what becomes its :class:`GraphInput`, and what it is during the trace."""
+
+    kind: InputKind
+    name: str
+    target: str | None
+    value: Any  # the example: a tensor, a plain value, a MissingGradient
+    slot: Slot | None = None
+    argument: int | None = None
+    persistent: bool | None = None
+    gradient_of: TracedInput | None = None
+    fake: torch.Tensor | None = None  # what the program gets in place of a tensor; a constant stays itself
+    edge: Any = None  # where autograd finds its gradient, if it requires one
+    version: int | None = None  # of the fake tensor, when the program began to run
+    counted: int = 0  # how often a call has to tell autograd that it was written
+    base: torch.Tensor | None = None  # what autograd knows the example for a view of, where the value does not tell
+    root: TracedInput | None = None  # another input, of which autograd knows the fake for a view
+    base_of: TracedInput | None = None  # an input that is to autograd a view of this one, which no argument is
+
+    @property
+    def given(self) -> bool:
+        """Whether the program gets it; of others it gets views."""
+        return self.base_of is None
+
+    @property
+    def optional(self) -> bool:
+        """Whether a variable holds it: it is no input of a program that does not use it."""
+        return self.slot is not None and not self.slot.held
+
+    @property
+    def is_tensor(self) -> bool:
+        """Whether the graph gets a tensor here."""
+        return isinstance(self.value, (torch.Tensor, MissingGradient))
+
+    @property
+    def known_base(self) -> torch.Tensor | None:
+        """What autograd knows the example for a view of: itself where it is none; None of what is no tensor."""
+        return autograd_base(self.value) if self.base is None and isinstance(self.value, torch.Tensor) else self.base
+
+    @property
+    def writes(self) -> int | None:
+        """How often autograd was told by now that it was written; None where that is not known."""
+        return None if self.version is None or self.fake is None else self.fake._version - self.version
+
+    def frozen(self, numbers: dict[int, int]) -> GraphInput:
+        """What a call needs to know; ``numbers`` are the positions of inputs by identity."""
+        sources = self.slot, self.argument, self.gradient_of, self.base_of
+        own = all(source is None for source in sources)  # held by the program itself
+        plain = isinstance(self.value, (int, float, bool, str))
+        constant = self.value if (own if self.is_tensor else plain) else None
+
+        def number_of(other: TracedInput | None) -> int | None:
+            return None if other is None else numbers[id(other)]
+
+        return GraphInput(
+            self.kind,
+            self.name,
+            self.target,
+            self.is_tensor,
+            self.slot,
+            self.argument,
+            constant,
+            self.persistent,
+            gradient_of=number_of(self.gradient_of),
+            base_of=number_of(self.base_of),
+            root=number_of(self.root),
+            requires_grad=self._requires_grad(),
+            writes=self.counted,
+        )
+
+    def _requires_grad(self) -> bool | None:
+        """Whether the input requires gradients now, if the program has said so; None where it has not."""
+        before, now = isinstance(self.value, torch.Tensor) and self.value.requires_grad, self.fake
+        if now is None or not self.is_tensor:
+            return None
+        computed = self.edge is not None and not isinstance(self.edge, torch.Tensor)  # when the program began
+        if before and now.requires_grad and now.is_leaf and computed:
+            raise UnsupportedMutationError(
+                f"the program detaches `{self.target or self.name}`, a computed tensor, in place, and then sets "
+                "requires_grad again",
+                why="the graph's backward cannot represent both the old and the new autograd history",
+                hint="use the result of detach().requires_grad_()",
+            )
+        if now.requires_grad == before:
+            return None
+        return None if now.requires_grad and not now.is_leaf else now.requires_grad  # one that was written requires too
+
+
+@dataclass(eq=False)
+class MissingGradient:
+    """A gradient that a tensor does not have: a capture may ask what the program does if it has one."""
+
+    of: torch.Tensor
+
+
+class ProgramInputs:
+    """The inputs of one program, found in the objects that it reaches and in its arguments."""
+
+    def __init__(
+        self,
+        func: Callable[..., Any],
+        roots: dict[str, Any],
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        *,
+        hooked: bool = False,
+        suppose_gradients: bool = False,
+        numbers: ChangingNumbers | None = None,
+    ) -> None:
+        """``hooked``: with the hooks on gradients of state, which a program runs that takes gradients."""
+        self._func, self._roots, self.hooked = func, roots, hooked
+        self.tied: Sequence[Any] = ()  # places of lists of numbers that are in other places as well
+        self.state, self.follower = self._walk()
+        self.args, self.kwargs = list(args), dict(kwargs)
+        self.convention = CallingConvention.of(func, self.args, self.kwargs)
+        self.call = self.convention.arguments(self.args, self.kwargs)
+        self.arguments = self.call.walk
+        self.args = self.call.args
+        self.follower.follow_arguments(self.arguments)
+        if numbers is not None and not numbers.converts:
+            self.follower.code.convert_nothing()
+        self.settings = settings_of(self.state, self.follower.decisive)
+        follows_steps = numbers is None or numbers.follows_steps
+        self.schedules = Schedules(StateWalk() if follows_steps else self.state)
+        self.schedules.leave_out(self.settings)
+        self.merges_steps = numbers is not None and numbers.merges_steps
+        taken: set[str] = set()
+        state, user = list(self._state(taken)), list(self._user(taken))
+        if numbers is not None and not any(isinstance(entry.value, FakeTensor) for entry in (*state, *user)):
+            state += self._numbers(numbers, taken)
+        gradients = list(self._gradients([*state, *user], taken, suppose_gradients))
+        self.inputs = [*state, *gradients, *user]
+        for entry in self.inputs:
+            if isinstance(entry.value, torch.Tensor):
+                refuse_tensor(entry.value, f"`{entry.target or entry.name}`")
+
+    def _walk(self) -> tuple[StateWalk, Follower]:
+        state = StateWalk()
+        for name in self._roots:
+            state.walk(self._roots, name, name)
+        return state, Follower(self._func, state, self.hooked)
+
+    def walk_again(self) -> StateWalk:
+        """What the program can reach now, arguments among it."""
+        state, follower = self._walk()
+        for position in range(len(self.args)):
+            state.walk(self.args, position, "")
+        for name in self.kwargs:
+            state.walk(self.kwargs, name, name)
+        follower.follow_found()
+        return state
+
+    def _state(self, taken: set[str]) -> Iterator[TracedInput]:
+        found: dict[int, TracedInput] = {}
+        for slot in self.state.tensors:
+            tensor = slot.get()
+            if id(tensor) not in found:
+                if not (slot.held or is_substituted(tensor)):
+                    continue  # perhaps the program does not use it
+                kind, persistent = _kind_of(slot, tensor)
+                name = fresh_name(f"{_PREFIX[kind]}_{slot.path}", taken)
+                made = TracedInput(kind, name, slot.path, tensor, slot, persistent=persistent)
+                found[id(tensor)] = made
+            elif (first := found[id(tensor)].slot) is not None and first is not slot:
+                first.held = True  # an input in any case: whether both places hold one tensor may matter
+        yield from sorted(found.values(), key=lambda entry: list(_PREFIX).index(entry.kind))
+
+    def _gradients(self, inputs: list[TracedInput], taken: set[str], suppose: bool) -> Iterator[TracedInput]:
+        """The gradients that inputs have, or could have."""
+        seen: set[int] = set()
+        for entry in inputs:
+            leaf = is_leaf(entry.value)
+            if not (leaf or has_gradient(entry.value)) or id(entry.value) in seen:
+                continue
+            seen.add(id(entry.value))
+            gradient = entry.value.grad
+            if gradient is None and suppose and leaf:
+                gradient = MissingGradient(entry.value)
+            if gradient is not None:
+                target = f"{entry.target or entry.name}.grad"
+                name = fresh_name(f"b_{target}", taken)
+                yield TracedInput(InputKind.BUFFER, name, target, gradient, persistent=False, gradient_of=entry)
+
+    def _numbers(self, numbers: ChangingNumbers, taken: set[str]) -> Iterator[TracedInput]:
+        slots = numbers.found(self.state, self.settings, self.follower.code.all)
+        self.tied = numbers.tied
+        for slot in slots:
+            name = fresh_name(f"{_PREFIX[InputKind.CONSTANT_TENSOR]}_{slot.path}", taken)
+            yield TracedInput(InputKind.CONSTANT_TENSOR, name, slot.path, slot.get(), slot)
+
+    def _user(self, taken: set[str]) -> Iterator[TracedInput]:
+        for position, slot in enumerate(self.arguments.leaves):
+            value = slot.get()
+            if isinstance(value, torch.Tensor) or slot.owner is None or isinstance(slot.owner, (dict, list)):
+                name = fresh_name(slot.path, taken)
+                yield TracedInput(InputKind.USER_INPUT, name, None, value, argument=position)
+
+
+def drop_unused(inputs: list[TracedInput], graph: Graph, context: FunctionalizationContext, kept: set[int]) -> None:
+    """Forget inputs that only a variable holds, and that the program did not use; ``kept``: tensors by identity."""
+    nodes = dict(zip(map(id, inputs), graph.find_nodes(op="placeholder"), strict=True))
+    unused, dropped = context.notes.unused - kept, set[int]()
+    for entry in inputs:
+        fake = entry.fake
+        if fake is None or not entry.optional or id(fake) not in unused or nodes[id(entry)].users:
+            continue
+        view = context.graph.find(fake)  # perhaps of what another input shares with it
+        if view is None or not (view.base.log or view.base.is_original(fake)):
+            dropped.add(id(entry))
+            context.graph.leave_out(fake)
+    dropped |= {id(entry) for entry in inputs if id(entry.gradient_of) in dropped}
+    for identity in dropped:
+        graph.erase_node(nodes[identity])
+    inputs[:] = [entry for entry in inputs if id(entry) not in dropped]
+
+
+class ConstantLifter:
+    """Makes inputs of tensors that a program reached by other ways: before those of the user, in the graph as well.
+
+    Afterwards the graph has no attributes that are tensors. None is a fake tensor, unless the program was captured for
+    such: what a capture computed is no constant.
+    """
+
+    def __init__(self, tracer: Any, inputs: list[TracedInput], snapshot: Callable[[torch.Tensor], Any]) -> None:
+        """``snapshot``: what a tensor looks like, for a node's meta."""
+        self._tracer, self._inputs, self._snapshot = tracer, inputs, snapshot
+        self._lifted = 0
+        self._takes_fakes = any(isinstance(entry.value, FakeTensor) for entry in inputs)
+
+    def lift_attributes(self, written: Iterable[torch.Tensor], others: Iterable[torch.Tensor]) -> None:
+        """Lift what the trace keeps as attributes, and tensors that the graph does not know yet."""
+        graph, root = self._tracer.graph, self._tracer.root
+        writes = {id(tensor) for tensor in written}
+        missing = {id(tensor): tensor for tensor in others}
+        for node in list(graph.find_nodes(op="get_attr")):
+            value = getattr(root, str(node.target))
+            if isinstance(value, torch.Tensor):
+                written_too, user = missing.pop(id(value), None) is not None, next(iter(node.users), None)
+                node.replace_all_uses_with(self.lift(value, written_too, user))
+                graph.erase_node(node)
+        for name, value in [*root.named_buffers(recurse=False), *list(vars(root).items())]:
+            if isinstance(value, torch.Tensor):
+                delattr(root, name)
+        for identity, tensor in missing.items():
+            self.lift(tensor, identity in writes)
+
+    def lift(self, value: torch.Tensor, written: bool, user: Node | None = None) -> Node:
+        """The placeholder of a tensor: a buffer if it is ``written``, else a constant. ``user``: what uses it."""
+        position = next(
+            (n for n, entry in enumerate(self._inputs) if entry.kind is InputKind.USER_INPUT), len(self._inputs)
+        )
+        placeholders = self._tracer.graph.find_nodes(op="placeholder")
+        for number, entry in enumerate(self._inputs[:position]):
+            if entry.value is value:
+                return placeholders[number]  # type: ignore[no-any-return]
+        if isinstance(value, FakeTensor) and not self._takes_fakes:
+            raise _computed_unseen(value, user)
+        kind = InputKind.BUFFER if written else InputKind.CONSTANT_TENSOR
+        name = fresh_name(f"c_lifted_tensor_{self._lifted}", {entry.name for entry in self._inputs})
+        target, persistent = f"lifted_tensor_{self._lifted}", False if written else None
+        made = TracedInput(kind, name, target, value, persistent=persistent, fake=value, edge=gradient_edge(value))
+        self._inputs.insert(position, made)
+        self._lifted += 1
+        after = placeholders[position - 1] if position else None
+        graph = self._tracer.graph
+        with graph.inserting_after(after) if after is not None else graph.inserting_before():
+            node: Node = graph.placeholder(name)
+        node.meta["val"] = self._snapshot(value)
+        track(self._tracer, value, node)  # a backward may use it as well
+        return node
+
+
+def _computed_unseen(value: FakeTensor, user: Node | None) -> UnsupportedProgramError:
+    origin = None if user is None else user.meta.get("stack_trace")
+    used = "returned to the caller" if user is None else f"used by {user.target}"
+    return UnsupportedProgramError(
+        f"a tensor of size {tuple(value.size())} and {value.dtype}, {used}, is a fake tensor of unknown origin",
+        why="another thread computed it, or code that turns dispatch modes off, or an earlier capture",
+        hint="compute it in the thread that runs the program, with dispatch modes on",
+        at=origin.location if isinstance(origin, Origin) else None,
+    )
+
+
+def is_substituted(tensor: torch.Tensor) -> bool:
+    """Whether a fake tensor may stand for one, of which it is not known whether the program uses it."""
+    own = type(tensor) in PLAIN_TYPES and not isinstance(tensor, FakeTensor)
+    return own and not (tensor.is_nested or tensor.is_mkldnn or is_lazy(tensor))
+
+
+def is_leaf(value: Any) -> bool:
+    """Whether a value is a tensor that autograd leaves gradients at."""
+    return isinstance(value, torch.Tensor) and value.requires_grad and value.is_leaf
+
+
+def has_gradient(value: Any) -> bool:
+    """Whether there is a gradient at a value that requires none: it was frozen since, or somebody put it there."""
+    return isinstance(value, torch.Tensor) and not value.requires_grad and value.grad is not None
+
+
+def gradient_edge(tensor: torch.Tensor) -> Any:
+    """Where autograd finds the gradient of a tensor as it is now; None for one that requires none."""
+    if not tensor.requires_grad:
+        return None
+    return tensor if tensor.is_leaf else get_gradient_edge(tensor)
+
+
+def _kind_of(slot: Slot, tensor: torch.Tensor) -> tuple[InputKind, bool | None]:
+    if type(tensor) is torch.nn.Parameter or isinstance(tensor, torch.nn.Parameter):
+        return InputKind.PARAMETER, None
+    if is_module(slot.owner):
+        if slot.container is buffers_of(slot.owner):
+            return InputKind.BUFFER, is_persistent(slot.owner, slot.key)
+        return InputKind.CONSTANT_TENSOR, None
+    return (InputKind.BUFFER, False) if slot.held else (InputKind.CONSTANT_TENSOR, None)
+
+
+def fresh_name(path: str, taken: set[str]) -> str:
+    """A name for a placeholder that none has yet, written as ``torch.export`` writes it."""
+    name = base = _identifier(path)
+    count = 0
+    while name in taken or name == "self":  # which is the module, in the code of a graph
+        count += 1
+        name = f"{base}_{count}"
+    taken.add(name)
+    if hasattr(builtins, name):  # FX prints such a placeholder as `input_1 = input`: no other may be called that
+        taken.add(f"{name}_1")
+    return name
+
+
+@functools.cache
+def _identifier(path: str) -> str:
+    base = re.sub(r"\W", "_", path).lower() or "arg"
+    return f"_{base}" if base[0].isdigit() or keyword.iskeyword(base) else base

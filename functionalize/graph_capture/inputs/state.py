@@ -1,0 +1,308 @@
+"""The Python state of a program: what its functions reach by names, and what of that it may decide by.
+
+Invariant: values are taken before the program runs. Limits: functions that call functions are followed a few calls
+deep, by the names that their code has; functions of torch have none.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import types
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+from functionalize._torch import gradient_hooks, hooks_behind, hooks_of_all
+from functionalize.graph_capture.refusals import iterators
+from functionalize.graph_capture.refusals.logs import Logs, adds
+from functionalize.graph_capture.trace.numbers.conversions import CONVERSIONS
+from functionalize.python_state.code_names import (
+    FUNCTIONS,
+    METHODS_IN_C,
+    Named,
+    Names,
+    bound_by_name,
+    catches,
+    is_installed,
+    is_of_torch_or_python,
+    is_own,
+    layers,
+    names_in,
+    variables,
+    variables_of_module,
+)
+from functionalize.python_state.containers import ABSENT, Variable, place_of, read
+from functionalize.python_state.methods import Methods, functions_in
+from functionalize.python_state.snapshot import PLAIN
+from functionalize.python_state.traversal_rules import is_entered, of_proxy
+from functionalize.python_state.walk import StateWalk, is_module
+from functionalize.runtime.calls.program import CapturedProgram
+from functionalize.runtime.guards.python_guards import Settings, hooks_of
+
+_DEPTH = 4  # how far functions that call functions are followed
+_BUILTINS = frozenset({"type", "id"})  # which functions of a program know otherwise while it is captured
+_ASKED = _BUILTINS | {"FakeTensor", "Parameter", "Buffer"}  # names by which functions tell tensors apart
+_OF_MEMBERS = frozenset({"_name_", "_value_", "__objclass__", "_sort_order_"})  # of any enumeration
+_OF_FUNCTIONS = ("__code__", "__defaults__", "__kwdefaults__")  # which decide what they do
+_ASSIGNABLE = 1 << 9  # the flag of classes that a program can give an object instead of its own
+
+
+def settings_of(state: StateWalk, code: Iterable[tuple[str, Any, Sequence[str]]]) -> Settings:
+    """What a program with this state may decide by; ``code``: whose attributes decide which code it runs."""
+    settings = Settings(slot.get() for slot in state.entered if slot.steps)
+    entered = {*map(id, state.seen), *state.containers}
+    for item in state.seen:
+        if is_module(item):
+            settings.add_module(item, state.modules[id(item)], entered)
+    for slot in (*state.constants, *state.tuples):
+        settings.add(slot.path, slot.container, slot.key)
+    settings.add_structure(state)
+    for path, owner, names in code:
+        settings.add_code(path, owner, names)
+    return settings
+
+
+class ProgramCode:
+    """The code that a program may run, as it becomes known."""
+
+    def __init__(self) -> None:
+        self.all: set[types.CodeType] = set()  # of the functions
+        self.names: set[str] = set()  # that it has
+        self.catches = False  # whether code of the program's own catches errors
+        self.asking: dict[str, dict[int, Any]] = {name: {} for name in _ASKED}  # the globals of who names these
+        # What decides which code runs: paths, objects, and attributes of these.
+        self.decisive: dict[tuple[int, int], tuple[str, Any, Sequence[str]]] = {}
+        self.converting: dict[int, Any] = {}  # functions that may call `float` or `int`, by identity
+        self.converts = True  # whether these, and slices, give symbols
+
+    def convert_nothing(self) -> None:
+        """Have data-dependent numbers be decisions wherever Python, or C++, takes plain ones alone."""
+        self.converting.clear()
+        self.converts = False
+
+    def note(self, function: Any) -> Names:
+        """A function that the program may run; what its code does by names."""
+        self.all.add(function.__code__)
+        found = names_in(function.__code__)
+        self.names.update(found.all)
+        for name in _BUILTINS.intersection(found.loaded) | (_ASKED - _BUILTINS).intersection(found.all):
+            self.asking[name][id(function.__globals__)] = function.__globals__
+        calls = not CONVERSIONS.keys().isdisjoint(found.loaded)
+        writes = any(isinstance(constant, str) and "%" in constant for constant in function.__code__.co_consts)
+        if (calls or writes) and not is_of_torch_or_python(str(function.__module__)):
+            self.converting[id(function)] = function
+        if is_own(function.__module__ or ""):
+            self.catches = self.catches or catches(function.__code__)
+            self.decisive[id(function), 0] = function.__qualname__, function, _OF_FUNCTIONS
+        return found
+
+
+class Follower:
+    """Walks what a function reaches by its variables, and what functions reach that are found there."""
+
+    def __init__(self, func: Any, state: StateWalk, hooked: bool = False) -> None:
+        """``hooked``: whether the hooks on gradients of tensors are among what the program runs."""
+        self._state, self._hooked = state, hooked
+        self.code = ProgramCode()
+        self._logs = Logs(state)
+        self._followed: dict[int, Any] = {}  # by identity: what is no method, and was followed
+        self._whole = True  # whether all were that the program may come to
+        self._kinds: set[type] = set()  # classes, likewise
+        self._modules: list[Methods] = []  # of classes of modules, of whose methods more may be run
+        self._named: set[type] = set()  # classes of which the program may make objects
+        self._held: dict[str, Any] = {}  # modules of Python that objects hold, by path
+        self._places: set[tuple[int, Any]] = set()
+        self._constants = self._seen = self._tensors = self._tuples = 0  # how many of the walk's were looked at
+        self._follow(func, _DEPTH)
+        self.follow_found()
+        if state.holds:
+            for path, hooks in hooks_of_all().items():
+                state.open(hooks, path)
+            self.follow_found()
+
+    def follow_arguments(self, arguments: StateWalk) -> None:
+        """Follow what the program may run of its arguments: functions among them, and methods of objects."""
+        for slot in arguments.constants:
+            self._follow_value(slot.get(), slot.path)
+        for value in arguments.seen:
+            self._follow_object(value)
+        self.follow_found()
+
+    def is_log(self, container: Any) -> bool:
+        """Whether a list is one that the program adds to, and does nothing else with."""
+        return self._whole and self._logs.is_log(container, self.code.all)
+
+    def follow_found(self) -> None:
+        """Follow what the objects run that were found on the way: of modules the methods that any code names."""
+        known = -1
+        while known < len(self.code.all):
+            known = len(self.code.all)
+            self._follow_objects()
+            for path, module in self._held.items():
+                for variable in [*variables_of_module(module, path, [*self.code.names], set())]:
+                    self._follow_variable(variable, True, _DEPTH - 1)
+            for methods in [*self._modules]:
+                self._follow_methods(methods, self.code.names)
+
+    def _follow_objects(self) -> None:
+        state = self._state
+        self._open_hooks()
+        while self._constants < len(state.constants) or self._seen < len(state.seen) or self._named - self._kinds:
+            constants = [*state.constants[self._constants :], *state.tuples[self._tuples :]]
+            objects, self._tuples = state.seen[self._seen :], len(state.tuples)
+            self._constants, self._seen = len(state.constants), len(state.seen)
+            for slot in constants:
+                self._follow_value(slot.get(), slot.path)
+            for kind in [*self._named]:
+                self._follow_class(kind)
+            for value in objects:
+                self._follow_object(value)
+            self._open_hooks()
+
+    def _follow_object(self, value: Any) -> None:
+        """Follow the methods of an object, and the hooks of a module."""
+        if not isinstance(value, type):
+            self._follow_class(type(value))
+        for hook in hooks_of(value) if is_module(value) else ():
+            self._follow(hook, _DEPTH)
+        if isinstance(value, RemovableHandle):
+            for hooks in hooks_behind(value):
+                self._state.watch(hooks, "a hook's handle")
+
+    def _follow_value(self, value: Any, path: str) -> None:
+        """Follow what is neither a tensor nor entered: functions, methods in C, captured programs, classes."""
+        value = of_proxy(value)
+        if isinstance(value, FUNCTIONS):
+            self._follow(value, _DEPTH - 1)
+        elif isinstance(value, METHODS_IN_C):
+            self._open_owner(value, path)
+        elif isinstance(value, types.ModuleType):
+            self._held[path] = value
+        elif isinstance(value, CapturedProgram):  # which is its original while another one is captured
+            self._state.walk(vars(value), "original", path)
+        kind = value if isinstance(value, type) else type(value)
+        self._named |= {kind} if is_own(kind.__module__) else set()
+
+    def _open_hooks(self) -> None:
+        """Enter the hooks of the tensors that were found, if the program runs them; others it may remove."""
+        tensors = self._state.tensors[self._tensors :]
+        self._tensors += len(tensors)
+        for slot in tensors:
+            for hooks in gradient_hooks(slot.get()):
+                (self._state.open if self._hooked else self._state.watch)(hooks, f"{slot.path}: hooks")
+
+    def _follow_class(self, kind: type) -> None:
+        if kind not in self._kinds:
+            self._kinds.add(kind)
+            self._open_class(kind)
+            if is_own(type(kind).__module__):
+                self._follow_class(type(kind))
+            methods = Methods(kind)
+            if issubclass(kind, torch.nn.Module) and not is_installed(kind):
+                self._modules.append(methods)
+            self._follow_methods(methods)
+
+    def _follow_methods(self, methods: Methods, names: Iterable[str] = ()) -> None:
+        """Follow the methods of a class; ``names``: those of a module that may be called, besides ``forward``."""
+        found = methods.further(names)
+        for kind, guarded in methods.guarded.items():
+            self.code.decisive[id(methods.kind), id(kind)] = kind.__qualname__, kind, guarded
+        for _, method in found:
+            for function in functions_in(method):
+                self._follow(function, _DEPTH)
+
+    def _open_owner(self, method: Any, path: str) -> None:
+        """Enter the list, the dict, or the like, that a method in C is bound to."""
+        owner = method.__self__
+        if iterators.is_iterator(owner):
+            raise iterators.refusal(owner, f"what the method `{path}` of the program is bound to")
+        entered = is_entered(type(owner)) and not isinstance(owner, torch.Tensor)
+        if entered and id(method) not in self._followed:
+            self._followed[id(method)] = method
+            place = {"self": owner}
+            if adds(method):
+                self._logs.meet_adder(place, owner)
+            self._state.walk(place, "self", path)
+
+    def _open_class(self, kind: type) -> None:
+        """Enter what a class of a program's own, and those that it inherits from, have for all their objects."""
+        if issubclass(kind, enum.Enum):
+            self._open_members(kind)
+            return
+        for one in kind.__mro__:
+            if is_own(one.__module__):
+                self._state.open(one, one.__qualname__)
+
+    def _open_members(self, kind: type[enum.Enum]) -> None:
+        """Enter what the members of an enumeration hold, where that is more than a name and a plain value."""
+        for member in kind.__members__.values() if is_own(kind.__module__) else ():
+            if type(member.value) not in PLAIN or vars(member).keys() - _OF_MEMBERS:
+                self._state.open_attributes(member, str(member))
+
+    def _follow(self, func: Any, depth: int) -> None:
+        if not isinstance(func, types.MethodType):
+            if id(func) in self._followed:
+                return
+            self._followed[id(func)] = func
+        functions = list(layers(func))
+        names = list(map(self.code.note, functions))
+        self._logs.meet_functions(functions)
+        marks = any(one.gives_attributes for one in names)
+        own = any(is_own(function.__module__) for function in functions)
+        for keywords in bound_by_name(func):
+            self._state.watch(keywords, "keywords")
+        for variable in variables(func):
+            if own:
+                self._logs.meet_value(variable[0], of_proxy(read(*variable[1:])))
+            self._follow_variable(variable, marks, depth)
+
+    def _follow_variable(self, variable: Named, marks: bool, depth: int) -> None:
+        """``marks``: whether code that names it gives attributes to objects."""
+        name, container, key = variable
+        value = read(container, key)
+        self._walk(name, container, key, value)
+        value = of_proxy(value)
+        if isinstance(value, (types.FunctionType, functools.partial)) and (marks or value.__dict__):
+            self._state.open(value, name)
+        if isinstance(value, METHODS_IN_C):
+            self._open_owner(value, name)
+        kind = value.__self__ if isinstance(value, types.BuiltinFunctionType) else value  # of a method in C
+        if isinstance(kind, type):
+            self._named |= {kind} if is_own(kind.__module__) else set()
+        elif isinstance(value, FUNCTIONS):
+            self._whole = self._whole and depth > 0
+            if depth:
+                self._follow(value, depth - 1)
+
+    @property
+    def decisive(self) -> Iterator[tuple[str, Any, Sequence[str]]]:
+        """What decides which code the program runs: paths, objects, and names of attributes."""
+        paths = {id(slot.found()): slot.path for slot in self._state.entered}
+        for value in self._state.seen:
+            if type(value).__flags__ & _ASSIGNABLE and not isinstance(value, type):
+                path = self._state.modules.get(id(value)) or paths.get(id(value), "")
+                yield path, value, ("__class__",)
+        yield from self.code.decisive.values()
+
+    def _walk(self, name: str, container: Any, key: Any, value: Any) -> None:
+        if isinstance(of_proxy(value), type):
+            self._open_class(of_proxy(value))
+        self._logs.meet_variable(name, container, key)
+        where, place = place_of(container, key)
+        first = (id(where), place) not in self._places
+        self._places.add((id(where), place))
+        if isinstance(container, Variable):
+            self._state.watch(container, name)
+        if first and value is not ABSENT:
+            self._state.walk(container, key, name)
+
+
+def reached(func: Any) -> dict[str, Any]:
+    """Modules and optimizers that a function reaches through its variables, by name."""
+    state = StateWalk()
+    Follower(func, state)
+    found = {slot.path: slot.get() for slot in state.entered if not slot.held}
+    return {path: value for path, value in found.items() if isinstance(value, (torch.nn.Module, torch.optim.Optimizer))}

@@ -1,0 +1,120 @@
+"""Attributes that users give to tensors (`p.decay = 0.1`): a program reads them off what stands for these tensors.
+
+Fake tensors have none of them. What the program asks for is answered by the original, and noted, as what calls have to
+find again; so is what is not there, as `getattr(x, "scale", 1)` decides by that too. The same of `id(p)`.
+
+Invariant: the class of fake tensors is as it was when the program has run. Limits: values that cannot change inside,
+and tensors; attributes that the program gives to tensors which it makes are not given to those of a call. Arguments of
+a call may have other identities than those of the capture.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import types
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from functionalize._torch import FakeTensor
+from functionalize.errors import UnsupportedProgramError
+from functionalize.graph_capture.inputs.inputs import TracedInput
+from functionalize.graph_capture.refusals.changed_lines import LineWanted
+from functionalize.python_state.containers import ABSENT
+from functionalize.python_state.snapshot import VALUES
+from functionalize.runtime.guards.tensors import IDENTITY, AskedAttribute
+
+_UNCHANGING = (*VALUES, enum.Enum, type, types.FunctionType, types.BuiltinFunctionType)
+_OF_TORCH = ("_is_param", "_is_buffer")  # what `isinstance` asks for the classes of parameters and buffers
+
+
+class TensorAttributes:
+    """What a program asks for, of the inputs."""
+
+    _running: TensorAttributes | None = None  # those of the run that is going on
+
+    def __init__(self, inputs: Sequence[TracedInput]) -> None:
+        self._inputs = [entry for entry in inputs if entry.fake is not None and entry.fake is not entry.value]
+        self._of = {id(entry.fake): entry for entry in self._inputs if isinstance(entry.value, torch.Tensor)}
+        self._own = {id(entry): set(vars(entry.fake)) for entry in self._inputs}
+        self._asked = set[tuple[int, str]]()
+        self.unused = set[int]()  # inputs, by the identities of their fakes, that the program has not used so far
+
+    @contextlib.contextmanager
+    def answered(self) -> Iterator[None]:
+        """While the program runs."""
+        kind: Any = FakeTensor
+        TensorAttributes._running = self
+        around = vars(kind).get("__getattr__")  # of a capture in which this one runs
+        kind.__getattr__ = lambda fake, name: self._answer(fake, name)
+        try:
+            yield
+        finally:
+            TensorAttributes._running = None
+            if around is None:
+                del kind.__getattr__
+            else:
+                kind.__getattr__ = around
+
+    def check_given(self) -> None:
+        """Raise if the program gave an attribute to an input.
+
+        Raises:
+            LineWanted: it did.
+        """
+        for entry, name in self._given():
+            raise LineWanted(
+                lambda: TensorAttributes._running is not None and any(TensorAttributes._running._given()),
+                f"the program sets the attribute `{name}` of {_label(entry)}",
+                why="each call has other tensors, and would have to set the attribute on those",
+                hint="keep the value in a list, a dict or an attribute of an object that the program names",
+            )
+
+    def _given(self) -> Iterator[tuple[TracedInput, str]]:
+        """The inputs that the program gave attributes to, and their names."""
+        for entry in self._inputs:
+            names = vars(entry.fake).keys() - self._own[id(entry)]
+            yield from ((entry, name) for name in sorted(names) if not name.startswith("_"))
+
+    def asked(self, inputs: Sequence[TracedInput]) -> set[tuple[int, str]]:
+        """What was asked for, by the number of the input."""
+        numbers = {id(entry): number for number, entry in enumerate(inputs)}
+        return {(numbers[key], name) for key, name in self._asked if key in numbers}
+
+    def identity(self, value: Any) -> int:
+        """``id`` of a value, of a substitute that of the original."""
+        entry = self._of.get(id(value))
+        if entry is None:
+            return id(value)
+        if entry.slot is not None:
+            self._asked.add((id(entry), IDENTITY))
+            self.unused.discard(id(value))
+        return id(entry.value)
+
+    def _answer(self, fake: Any, name: str) -> Any:
+        entry = self._of.get(id(fake))
+        value = ABSENT if entry is None else vars(entry.value).get(name, ABSENT)
+        if entry is not None and not (name in _OF_TORCH or name.startswith("__")):
+            self._asked.add((id(entry), AskedAttribute.of(name)))
+            self.unused.discard(id(fake))
+        if value is ABSENT:
+            raise AttributeError(f"'Tensor' object has no attribute '{name}'")
+        if not (isinstance(value, torch.Tensor) or _is_unchanging(value)):
+            raise UnsupportedProgramError(
+                f"the program reads the attribute `{name}` of {_label(entry)}, a {type(value).__name__}",
+                why="the contents of such an object may change, and calls do not check them on tensors",
+                hint="keep it in an attribute of a module, or in a dict whose keys are names of tensors",
+            )
+        return value
+
+
+def _is_unchanging(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_is_unchanging, value))
+    return isinstance(value, _UNCHANGING)
+
+
+def _label(entry: Any) -> str:
+    return f"`{entry.target or entry.name}`"

@@ -1,0 +1,167 @@
+"""Records one program: captured ones and Dynamo's graphs alike.
+
+Invariant: the tracer and the fake tensors live as long as the session. Limits: one program each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from functionalize._torch import FakeTensor, is_symbolic
+from functionalize._torch.autograd import checkpoint_frames_noted, functions_noted
+from functionalize._torch.fakes import FakeFactory, FakeTensorMode, below_dispatch, data_dependent
+from functionalize._torch.symbols.tracing import new_placeholder, recording, track
+from functionalize.call_stack import Origin
+from functionalize.errors import DataDependentError
+from functionalize.graph_capture.backward.joint_graph import JointTracer
+from functionalize.graph_capture.finish.finalize import GraphFinalizer
+from functionalize.graph_capture.finish.objects import ObjectGraph
+from functionalize.graph_capture.inputs.inputs import TracedInput
+from functionalize.graph_capture.refusals.arrays import refuse_shared
+from functionalize.graph_capture.refusals.storages import refuse_resized
+from functionalize.graph_capture.refusals.torch_errors import explained, replayed
+from functionalize.graph_capture.trace.checkpointing import CheckpointRegions
+from functionalize.graph_capture.trace.data_oracle import Decider
+from functionalize.graph_capture.trace.default_dtypes import DefaultDtypes
+from functionalize.python_state.walk import StateWalk
+from functionalize.runtime.calls.specialization import Recorded
+from functionalize.runtime.guards.modes import changed_modes, modes_now, set_modes
+from functionalize.runtime.side_effects import LeftInObjects
+from functionalize.tracing.recording_mode import Annotate, RecordingMode
+from functionalize.transform.api import new_mode, run_call
+from functionalize.transform.function_mode import as_program
+from functionalize.transform.gradients.ended_gradients import EndedGradients
+
+Effects = Callable[[ObjectGraph, list[Any]], LeftInObjects]  # of the objects that a program leaves, and gives
+
+
+class RecordingSession:
+    """Records one program."""
+
+    def __init__(
+        self,
+        fake_mode: FakeTensorMode,
+        annotate: Annotate,
+        draws: Callable[[Node], Node | None] = lambda node: None,
+        *,
+        remove_views: bool,
+        symbolic: bool,
+        order: int = 1,
+    ) -> None:
+        """``annotate`` hears of each node; ``symbolic``: sizes may be symbols; ``order``: of the joint graph.
+
+        ``draws`` hears of each node, and gives the one that has drawn the same random numbers, where there is one.
+        """
+        self.fake_mode, self.factory = fake_mode, FakeFactory(fake_mode)
+        self.regions = regions = CheckpointRegions()
+        self._dtypes = dtypes = DefaultDtypes()
+        self._remove_views, self._symbolic, self.order = remove_views, symbolic, order
+        self.decider: Decider | None = None
+        self.states: Sequence[StateWalk] = ()  # objects that the program reaches, and may change
+        self.modes_left = dict[str, Any]()  # modes of torch that the program left changed
+
+        def noted(node: Node) -> Node | None:  # not the session: fake tensors hold the recorder, and it holds them
+            annotate(node)
+            dtypes.note(node)
+            regions.note(node)
+            first = draws(node)
+            if first is not None:
+                regions.note_drawn_again(node, first)
+            return first
+
+        self.recorder = RecordingMode(self.factory, noted, symbolic=symbolic)
+        tracer: Any = self.recorder.tracer  # of stubs that know another kind, too
+        regions.find_attributes_on(tracer.root)
+
+    def add_inputs(self, inputs: Sequence[TracedInput]) -> None:
+        """Placeholders for the inputs, and their fake tensors as what these stand for."""
+        tracer = self.recorder.tracer
+        fakes = [e.fake for e in inputs if isinstance(e.fake, FakeTensor) and not is_symbolic(e.fake)]
+        with below_dispatch():
+            snapshots = {id(fake): self.factory.snapshot(fake) for fake in fakes}
+        for entry in inputs:
+            fake, node = entry.fake, new_placeholder(tracer.graph, entry.name)
+            node.meta["val"] = entry.value if fake is None else snapshots.get(id(fake))
+            if fake is not None and id(fake) in snapshots:
+                if fake not in tracer.tensor_tracker:
+                    track(tracer, fake, node)
+            elif fake is not None or isinstance(entry.value, torch.SymInt):
+                from functionalize._torch.symbols.symbols import track_input  # here: loads sympy
+
+                with self.fake_mode:
+                    track_input(tracer, entry.value if fake is None else fake, node)
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """What is set around the run, but for the recording mode itself."""
+        from functionalize._torch.symbols.decisions import deciding  # here: loads sympy
+
+        traced = recording(self.recorder.tracer, self.fake_mode, symbolic=self._symbolic)
+        try:
+            with deciding(self.fake_mode.shape_env, self.decider), traced, checkpoint_frames_noted(self.regions.begin):
+                yield
+        finally:
+            self.decider = None  # it knows the session
+            self.regions.release()
+
+    def _ran(self, run: Callable[[], Any], endings: EndedGradients) -> list[Any]:
+        """What the program gives, in a list; modes of torch that it leaves otherwise are put back."""
+        before = modes_now()
+        try:
+            with functions_noted(endings.note_function):
+                return [run()]  # to which nothing else refers from now on
+        finally:
+            endings.close()
+            self.modes_left = changed_modes(before)
+            set_modes({name: before[name] for name in self.modes_left})
+
+    def record(
+        self,
+        run: Callable[[], Any],
+        inputs: list[TracedInput],
+        effects: Effects,
+        here: Callable[[], Origin],
+        follow: Callable[[Any], None] = lambda context: None,
+    ) -> Recorded:
+        """Run the program, end its graph, and put back modes of torch that it left otherwise.
+
+        ``here``: where it is; ``follow`` gets the program before it runs.
+        """
+        mode, tracer = new_mode(self._remove_views), self.recorder.tracer
+        root: Any = tracer.root  # type: ignore[union-attr]  # of stubs that know another kind, too
+        mode.context.takes_subclasses = False
+        self.regions.again = partial(as_program, mode.context, symbolic=self._symbolic)
+        finalizer = GraphFinalizer(mode.context, tracer, inputs, here, self.factory.like, self.decider)
+        joint = JointTracer(mode, tracer, self.fake_mode, self.regions, self.order, self.states)
+        joint.begin(inputs)
+        follow(mode.context)
+
+        def end(context: Any, entries: Any, returned: Any) -> Recorded:
+            context.origin = None
+            left = effects(finalizer.objects, returned)
+            self._dtypes.spell_out(root)
+            found = finalizer.finalize(entries, returned, left, joint)
+            refuse_shared(context, finalizer.handles, returned)
+            refuse_resized(context.graph, entries, finalizer.handles)
+            return found
+
+        try:
+            given = [entry for entry in inputs if entry.fake is not None and entry.given]
+            fakes = [entry.fake for entry in sorted(given, key=lambda entry: entry.optional)]
+            recorded: Recorded = run_call(
+                mode, partial(self._ran, run, mode.context.endings), (), {}, end, reached=fakes
+            )
+        except data_dependent() as error:
+            raise DataDependentError.of(error) from error
+        except (RuntimeError, TypeError, IndexError, ValueError) as error:
+            known = explained(error) or replayed(error, mode.context.notes.reshapes.any)
+            if known is None:
+                raise
+            raise known from error
+        return recorded

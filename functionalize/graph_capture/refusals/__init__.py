@@ -1,0 +1,1 @@
+"""What a capture refuses, found while the program runs or afterwards."""

@@ -1,0 +1,65 @@
+"""What a program does, by tensors, to the memory of arrays: refused where a call could not do the same.
+
+A call reads an array where it lies. What a program makes of an array (`torch.from_numpy`) is a copy in the graph.
+
+Invariant: who refuses has changed nothing. Limits: of arrays that the program makes itself, those that it returns by
+themselves, or in dicts, lists and tuples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from functionalize._torch import pytree
+from functionalize.errors import UnsupportedProgramError
+from functionalize.python_state.buffers import ARRAYS, Extent, access_to
+from functionalize.transform.borrowed_memory import GIVES, MISSES, Borrowed
+from functionalize.transform.context import FunctionalizationContext
+
+_HINTS = {
+    GIVES: "return a copy (`torch.tensor(array)`), or keep a tensor instead of the array",
+    MISSES: "make the tensor from a copy of the array (`torch.tensor(array)`)",
+}
+
+
+def refuse_shared(context: FunctionalizationContext, handles: Sequence[Any], returned: Any) -> None:
+    """Raise for what a program, which has run, did to memory of others.
+
+    ``handles``: the tensors that the caller gets; ``returned``: what the program returned.
+
+    Raises:
+        UnsupportedProgramError: a call would write to other memory, or give other memory.
+    """
+    if context.borrowed is None:
+        return
+    written = [tensor for tensor, _ in (context.notes.constants or {}).values()]
+    found = context.borrowed.found(context.graph, handles, written)
+    arrays = [*context.borrowed.held, *pytree.tree_leaves(returned)] if found else []
+    for one in found:
+        owners = [array for array in arrays if _share(one, array)]
+        if owners or one.at is None or one.did == MISSES:
+            access = access_to(owners[0], ARRAYS, large=True) if owners else None
+            memory = access.name if access is not None else "an array or a file"
+            raise UnsupportedProgramError(
+                f"the program {one.did} a tensor of size {tuple(one.tensor.size())} in the memory of {memory}",
+                why=(
+                    "a captured program cannot do this: its graph holds a copy, or the memory of the time of the "
+                    "capture"
+                ),
+                hint=_HINTS.get(
+                    one.did, ("write to a copy (`torch.tensor(array)`), or keep a tensor instead of the array")
+                ),
+                at=one.at,
+            )
+
+
+def _share(one: Borrowed, array: Any) -> bool:
+    access = access_to(array, ARRAYS, large=True)
+    extent = None if access is None else access.extent(array)
+    return extent is not None and _of(one.tensor).meets(extent)
+
+
+def _of(tensor: Any) -> Extent:
+    storage = tensor.untyped_storage()
+    return Extent(storage.data_ptr(), storage.data_ptr() + storage.nbytes())

@@ -1,0 +1,86 @@
+"""Code that a program changes while it runs: functions get other code or defaults, objects another class. Refused.
+
+A graph is of the code that ran, and a call changes none: the next one would have to run what this one left.
+
+Invariant: after a capture all is what it was. Limits: the functions, methods and classes that the program is known to
+come to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from functionalize.errors import UnsupportedProgramError
+from functionalize.python_state.containers import ABSENT, CodeOf, read
+from functionalize.runtime.guards.python_guards import Setting, Settings
+from functionalize.uninterrupted import uninterrupted
+
+_SPECIAL = frozenset({"__code__", "__defaults__", "__kwdefaults__", "__class__"})  # in no dict of the object's
+
+
+class _Place(NamedTuple):
+    """An attribute, and what was there: by each object that may hold it, of a class those that it inherits from."""
+
+    setting: Setting
+    value: Any
+    holders: tuple[tuple[Any, Any], ...]
+
+
+@contextlib.contextmanager
+def code_put_back(settings: Settings) -> Iterator[None]:
+    """Around a program's run, in which substitutes are where tensors were.
+
+    Raises:
+        UnsupportedProgramError: the program changed code.
+    """
+    places = [_place(one) for one in settings.found if type(one.container) is CodeOf]
+    changed = list[_Place]()
+    try:
+        yield
+    finally:
+        changed += filter(_is_changed, places)
+        uninterrupted(functools.partial(_restore, changed))
+    if changed:
+        raise UnsupportedProgramError(
+            f"the program changes {', '.join(f'`{place.setting.path}`' for place in changed)}",
+            why="the change selects which code runs, and a captured program holds only the code that ran",
+            hint="make the change outside the captured program, or branch on an attribute (`if self.ready: ...`)",
+        )
+
+
+def _place(setting: Setting) -> _Place:
+    owner, name = setting.container.owner, _name(setting)
+    if name in _SPECIAL:
+        return _Place(setting, read(setting.container, setting.key), ((owner, getattr(owner, name, ABSENT)),))
+    holders = type.__dict__["__mro__"].__get__(owner) if isinstance(owner, type) else (owner,)
+    held = tuple((one, vars(one).get(name, ABSENT)) for one in holders if hasattr(one, "__dict__"))
+    return _Place(setting, read(setting.container, setting.key), held)
+
+
+def _name(setting: Setting) -> str:
+    """The attribute of the owner's; what follows leads into what it holds, as into a class method."""
+    name: str = setting.key.partition(".")[0]
+    return name
+
+
+def _is_changed(place: _Place) -> bool:
+    now = read(place.setting.container, place.setting.key)
+    made_anew = now is not read(place.setting.container, place.setting.key)  # for whoever asks
+    return now is not place.value and not made_anew
+
+
+def _restore(places: Sequence[_Place]) -> None:
+    for place in places:
+        for holder, value in place.holders:
+            _write(holder, _name(place.setting), value)
+
+
+def _write(holder: Any, name: str, value: Any) -> None:
+    if name in _SPECIAL:
+        object.__setattr__(holder, name, value)
+    elif vars(holder).get(name, ABSENT) is not value:
+        kind = type if isinstance(holder, type) else object
+        kind.__delattr__(holder, name) if value is ABSENT else kind.__setattr__(holder, name, value)

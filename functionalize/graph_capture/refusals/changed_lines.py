@@ -1,0 +1,70 @@
+"""The line of a program that changes something which no operator shows: found by one more run, line by line.
+
+Invariant: a function that traced before, such as a debugger's, does so afterwards. Limits: a program that does
+something else when it runs again has no such line.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+from functionalize.call_stack import Location, is_of_program, user_location
+from functionalize.errors import UnsupportedProgramError
+from functionalize.python_state.code_names import is_library_file, is_of_python
+
+
+class LineWanted(Exception):
+    """A program changed something: it is refused, when the line that did so has been found."""
+
+    def __init__(self, is_changed: Callable[[], bool], what: str, *, why: str, hint: str) -> None:
+        """``is_changed``: whether it is, while the program runs again; ``what``, ``why``, ``hint``: of the refusal."""
+        super().__init__(what)
+        self._is_changed, self._what, self._why, self._hint = is_changed, what, why, hint
+
+    def refusal(self, run: Callable[[], object]) -> UnsupportedProgramError:
+        """The error; ``run`` runs the program again."""
+        line = _changing_line(self._is_changed, run)
+        return UnsupportedProgramError(self._what, why=self._why, hint=self._hint, at=line or user_location())
+
+
+def _changing_line(is_changed: Callable[[], bool], run: Callable[[], object]) -> Location | None:
+    """The first line of a program after which something is changed, the user's own rather than a library's."""
+    last, found = list[Location](), list[Location]()
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        if found:
+            return None
+        if last and is_changed():
+            found.extend(last)
+            return None
+        if event != "call":
+            begun = frame.f_back if event == "return" else frame  # a line that has called may go on
+            last[:] = sorted(_lines_of(begun), key=lambda line: is_library_file(line.file))
+        return trace
+
+    def enter(frame: FrameType, event: str, argument: Any) -> Any:
+        code = frame.f_code
+        followed = is_of_program(code) and not is_of_python(code.co_filename)
+        return trace(frame, event, argument) if followed else None
+
+    before = sys.gettrace()
+    sys.settrace(enter)
+    try:
+        run()
+    except Exception:
+        pass  # of the program, which was refused before
+    finally:
+        sys.settrace(before)
+    return found[0] if found else None
+
+
+def _lines_of(frame: FrameType | None) -> Iterator[Location]:
+    """The lines at which frames of a program are, innermost first; ours run it."""
+    while frame is not None and not str(frame.f_globals.get("__name__")).startswith("functionalize."):
+        code = frame.f_code
+        if is_of_program(code) and not is_of_python(code.co_filename):
+            yield Location(code.co_filename, frame.f_lineno, code.co_name)
+        frame = frame.f_back

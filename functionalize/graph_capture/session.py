@@ -1,0 +1,352 @@
+"""One run of a program on fake tensors in the places of its inputs, and what it gives.
+
+Invariant: the objects that the program reaches are, after the run, as they were before it; the tracer and the fake
+tensors live as long as the session. Limits: one thread captures a module at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from functionalize._torch import ASKED_PROPERTIES, GRADIENT, HOOKS, KIND, FakeTensor, has_gradient_hooks
+from functionalize._torch.autograd import outside_of_the_caller
+from functionalize._torch.fakes import (
+    CaptureFakeMode,
+    below_dispatch,
+    fake_mode_of,
+    new_fake_mode,
+)
+from functionalize.aliasing.geometry import Layout
+from functionalize.errors import UnsupportedProgramError
+from functionalize.graph_capture.backward.gradient_hooks import check_hooks, install_hooks
+from functionalize.graph_capture.backward.gradients_of_state import laid_out
+from functionalize.graph_capture.backward.hooks_left import HooksLeft
+from functionalize.graph_capture.finish.objects import ObjectGraph
+from functionalize.graph_capture.inputs.asked_sizes import AskedSizes
+from functionalize.graph_capture.inputs.dynamic_shapes import DynamicShapes, dims_of, size_guards
+from functionalize.graph_capture.inputs.hyperparameters import ChangingNumbers, Numbers
+from functionalize.graph_capture.inputs.inputs import MissingGradient, ProgramInputs, is_leaf
+from functionalize.graph_capture.inputs.tensor_attributes import TensorAttributes
+from functionalize.graph_capture.inputs.view_inputs import view_of
+from functionalize.graph_capture.recording import RecordingSession
+from functionalize.graph_capture.refusals.changed_code import code_put_back
+from functionalize.graph_capture.refusals.iterators import iterators_kept
+from functionalize.graph_capture.refusals.leaks import Traced, take_back
+from functionalize.graph_capture.refusals.merged_steps import MergedSteps
+from functionalize.graph_capture.refusals.schedules import ScheduleSteps
+from functionalize.graph_capture.refusals.started_threads import started_threads_refused
+from functionalize.graph_capture.refusals.streams import streams_refused
+from functionalize.graph_capture.refusals.torch_errors import UNANSWERABLE, unanswerable
+from functionalize.graph_capture.trace.data_oracle import Decider
+from functionalize.graph_capture.trace.example_data import NoDataError
+from functionalize.graph_capture.trace.numbers.symbol_values import have_plain_keys, values_of_symbols
+from functionalize.graph_capture.trace.numbers.symbolic_math import math_of_symbols
+from functionalize.graph_capture.trace.numbers.texts import Texts
+from functionalize.graph_capture.trace.patched_type_checks import classes_of_stand_ins
+from functionalize.graph_capture.trace.provenance import Provenance
+from functionalize.graph_capture.trace.random.random_sources import RandomSources, TorchGenerators
+from functionalize.graph_capture.trace.random.unread_draws import UnreadDraws
+from functionalize.python_state.slots import NumberSlot
+from functionalize.python_state.snapshot import PLAIN
+from functionalize.python_state.traversal_rules import of_proxy
+from functionalize.runtime.call_tree import CallTree
+from functionalize.runtime.calls.specialization import Capture, Recorded
+from functionalize.runtime.capturing import CAPTURES
+from functionalize.runtime.decisions import Answers
+from functionalize.runtime.guards.guards import Assumptions, Guards
+from functionalize.runtime.guards.modes import modes_now
+from functionalize.runtime.side_effects import LeftInObjects, SideEffectRecorder
+from functionalize.tracing.fakeify import fakes_of
+from functionalize.tracing.metas import METAS
+from functionalize.transform.api import run_call
+from functionalize.transform.borrowed_memory import BorrowedMemory
+from functionalize.transform.gradients.autograd_notes import Questions
+
+# Whether data decide; instead of them, what is to be answered; the numbers that data of their own decide by.
+ByData = tuple[bool, Answers | None, ChangingNumbers | None]
+
+
+class CaptureSession(RecordingSession):
+    """One run of a program on fake tensors in the places of its inputs."""
+
+    def __init__(
+        self,
+        func: Callable[..., Any],
+        inputs: ProgramInputs,
+        remove: str,
+        sizes: DynamicShapes,
+        order: int,
+        by_data: ByData,
+    ) -> None:
+        self._func, self._inputs = func, inputs
+        self._modes = modes_now()
+        self._asked = Questions()  # what the program has asked tensors
+        self._constants = dict[int, tuple[torch.Tensor, int]]()  # tensors of no state that it wrote, their versions
+        dims = {} if sizes.spec is None else dims_of(inputs, sizes.spec)
+        tensors = [entry.value for entry in inputs.inputs if isinstance(entry.value, torch.Tensor)]
+        symbolic = bool(dims)
+        fake_mode = fake_mode_of(tensors) or new_fake_mode(symbolic=symbolic, metas=METAS)
+        self._provenance = Provenance(inputs.state.modules, run_call.__code__)
+        remove_views = remove == "mutations_and_views"
+        self._generators = generators = TorchGenerators(self._held, inputs.inputs)
+        note = self._provenance.note
+        super().__init__(fake_mode, note, generators.note, remove_views=remove_views, symbolic=symbolic, order=order)
+
+        def with_symbols(tensor: torch.Tensor) -> torch.Tensor:
+            from functionalize._torch.symbols.symbols import with_symbols  # here: loads sympy
+
+            return with_symbols(fake_mode, tensor, f"input{id(tensor)}", list(dims.get(id(tensor), ())))
+
+        self.states = inputs.state, inputs.arguments
+        self._steps = ScheduleSteps(inputs.state, inputs.schedules)
+        self._fakes = fakes_of(tensors, self.factory, dims.keys(), with_symbols)
+        self._sizes = AskedSizes(dims, self._fakes, self._label, strict=sizes.strict)
+        for entry in inputs.inputs:
+            entry.fake = self._substitute(entry.value)
+        for entry in inputs.inputs:
+            if entry.root is not None and entry.root.fake is not None:
+                entry.fake = self._fakes[id(entry.value)] = view_of(entry.root.fake, Layout.of(entry.value))
+        self._numbers = Numbers(
+            [(e.slot, e.fake) for e in inputs.inputs if isinstance(e.slot, NumberSlot)], inputs.tied
+        )
+        if by_data[0]:
+            example = functools.partial(_example, inputs), generators.before
+            self.decider = Decider(self.recorder, self.regions, example, self._provenance.now, by_data[1])
+
+    def _substitute(self, value: Any) -> Any:
+        """The fake tensor of a value; None of what is no tensor."""
+        if not isinstance(value, MissingGradient):
+            return self._fakes.get(id(value))
+        with below_dispatch():
+            return self.factory.like_real(value.of)
+
+    @property
+    def _held(self) -> list[Any]:
+        """The values in state and arguments that are neither tensors nor plain, nor consist of others."""
+        slots = (*self._inputs.state.constants, *self._inputs.arguments.constants)
+        return [value for value in (of_proxy(slot.get()) for slot in slots) if type(value) not in PLAIN]
+
+    @property
+    def traced(self) -> Traced:
+        """The tensors that the run traces."""
+        given = (entry.value for entry in self._inputs.inputs if isinstance(entry.value, FakeTensor))
+        return Traced(self.recorder.tracer.tensor_tracker, given)
+
+    def empty_caches(self) -> None:
+        """Empty caches by arguments that the run filled, if anything but the inputs outlives it."""
+        fakes = [entry.fake for entry in self._inputs.inputs if entry.fake is not None]
+        own = {id(one) for fake in fakes for one in (fake, fake.grad if fake.is_leaf else None)}
+        if any(id(tensor) not in own for tensor, _ in self.traced.alive()):
+            self.traced.empty_caches()
+
+    @property
+    def _misses_hooks(self) -> bool:
+        held = (slot.get() for slot in self._inputs.state.tensors)
+        return HOOKS in self._asked and not self._inputs.hooked and any(map(has_gradient_hooks, held))
+
+    @property
+    def has_all_gradients(self) -> bool:
+        """Whether every leaf had a gradient."""
+        return self._having_gradients >= {id(entry.value) for entry in self._inputs.inputs if is_leaf(entry.value)}
+
+    @property
+    def _having_gradients(self) -> set[int]:
+        """The tensors, by identity, that had a gradient, or that are supposed to have had one."""
+        return {id(entry.gradient_of.value) for entry in self._inputs.inputs if entry.gradient_of is not None}
+
+    def run_unless_hooked(self) -> Recorded | None:
+        """Record the program; None if it took gradients without the hooks that its state has on them."""
+        try:
+            found = self.run()
+        except Exception:
+            if not self._misses_hooks:
+                raise
+        return None if self._misses_hooks else found
+
+    def run(self) -> Recorded:
+        """Record the program, and put the sources of random numbers back."""
+        sources, changed = RandomSources(self._held), list[Exception]()
+        self._unread = unread = UnreadDraws()
+        CAPTURES.running += 1
+        try:
+            watched = self._generators.watched(self._root, self.regions)
+            with outside_of_the_caller(), watched, started_threads_refused(), streams_refused(), unread.watched():
+                found = self._recorded()
+        except Exception as error:
+            self._check_substitutes(error)  # it may have gone another way than in eager
+            if not unread.note_error(error):
+                raise
+        finally:
+            CAPTURES.running -= 1
+            changed += sources.restore(unread)
+            take_back(self._constants.values(), self._lifted())
+        for refused in changed:
+            raise refused
+        self._generators.check_given(self._lifted())
+        return found
+
+    @property
+    def _root(self) -> torch.nn.Module:
+        """What the graph's attributes are found on."""
+        tracer: Any = self.recorder.tracer  # of stubs that know another kind, too
+        return tracer.root  # type: ignore[no-any-return]
+
+    def _lifted(self) -> list[torch.Tensor]:
+        """The tensors that the program has reached in another way than through state."""
+        root, inputs = self._root, self._inputs.inputs
+        own = (entry.value for entry in inputs if entry.slot is None and entry.fake is entry.value)
+        return [one for one in (*own, *vars(root).values(), *root.buffers()) if isinstance(one, torch.Tensor)]
+
+    def _recorded(self) -> Recorded:
+        inputs = self._inputs
+        self.add_inputs(inputs.inputs)
+        mode = self.fake_mode
+        alone = mode.of_this_thread() if isinstance(mode, CaptureFakeMode) else contextlib.nullcontext()
+        stood_in = inputs.state.substituted(self._fakes), inputs.arguments.substituted(self._fakes)
+        # Around all: hooks on all modules are among what the program changes.
+        with alone, self._provenance.watched(), self._numbers.restored(), stood_in[0], stood_in[1]:
+            for entry in inputs.inputs:
+                if entry.gradient_of is not None and entry.gradient_of.fake is not None:
+                    entry.gradient_of.fake.grad = entry.fake
+            if inputs.hooked:
+                install_hooks(inputs.inputs)
+            effects = SideEffectRecorder(self.states, inputs.follower.is_log, inputs.walk_again)
+            texts = Texts(inputs.follower.is_log, lambda: inputs.follower.code.catches)
+            symbols = math_of_symbols(self.recorder.tracer), values_of_symbols(mode.shape_env, texts)
+            self._attributes = TensorAttributes(inputs.inputs)
+            code, identity = inputs.follower.code, self._attributes.identity
+            converting, symbolic = code.converting.values(), bool(self._sizes)
+            classes = classes_of_stand_ins(mode.shape_env, code.asking, identity, converting, at_once=symbolic)
+            around = self._attributes.answered(), HooksLeft(self.states)
+            with (
+                self.active(),
+                symbols[0],
+                symbols[1] as looked_up,
+                classes,
+                around[0],
+                around[1] as hooks,
+                texts.kept(),
+            ):
+                self._sizes.relate()
+                self._sizes.name(mode.shape_env)
+                with self.recorder, self._sizes.lines_noted(mode.shape_env, self._provenance.now):
+                    left = functools.partial(self._left, effects, hooks, texts)
+                    run = functools.partial(self._program, looked_up)
+                    found = self.record(run, inputs.inputs, left, self._provenance.here, self._follow)
+        self._sizes.check(mode.shape_env)
+        self._provenance.write(found.graph)
+        self._numbers.check()
+        self._attributes.check_given()
+        changed = inputs.settings.changed_inside()
+        if changed is not None:
+            raise UnsupportedProgramError(
+                f"the program changes the contents of `{changed.path}`, a {type(changed.value).__name__}",
+                why="the contents of this class cannot be set from outside, so a call could not repeat the change",
+                hint="keep it in an attribute, a list or a dict",
+            )
+        return found
+
+    def _label(self, tensor: int) -> str:
+        """What messages call an argument, by the identity of its tensor."""
+        return next(f"the input `{entry.name}`" for entry in self._inputs.inputs if id(entry.value) == tensor)
+
+    def _left(
+        self, effects: SideEffectRecorder, hooks: HooksLeft, texts: Texts, objects: ObjectGraph, returned: list[Any]
+    ) -> LeftInObjects:
+        hooks.note()
+        objects.texts = texts
+        changes, steps = effects.side_effects(objects, returned), self._steps.described(objects.recipe)
+        left = LeftInObjects(changes, steps, texts.described(objects.recipe))
+        self._numbers.check_kept(objects.is_reached)
+        self._generators.make_anew(self.recorder.tracer.graph)
+        return left
+
+    def _follow(self, context: Any) -> None:
+        self._provenance.follow(context)
+        self._attributes.unused = context.notes.unused
+        noted = (entry for entry in self._inputs.inputs if entry.optional or entry.gradient_of is not None)
+        context.notes.unused.update(id(entry.fake) for entry in noted)
+        self._asked, context.notes.constants = context.notes.asked, self._constants
+        context.notes.generators, context.borrowed = self._generators.given, BorrowedMemory(self._held)
+
+    def _program(self, looked_up: list[Any]) -> Any:
+        """``looked_up``: gets the numbers that the program looks up in dicts."""
+        if self._numbers.places:
+            self._numbers.place()
+            self._inputs.state.begin()
+        try:
+            kept = self._steps.noted(), code_put_back(self._inputs.settings), iterators_kept(*self.states)
+            with kept[0], self._merged_steps(), kept[1], kept[2]:
+                return self._func(*self._inputs.args, **self._inputs.kwargs)
+        finally:
+            self._sizes.returned = True
+            if looked_up:
+                have_plain_keys(container for state in self.states for container, _ in state.containers.values())
+
+    def _merged_steps(self) -> contextlib.AbstractContextManager[None]:
+        environment: Any = self.fake_mode.shape_env
+        if not self._inputs.merges_steps or not hasattr(environment, "choosing"):
+            return contextlib.nullcontext()
+        return MergedSteps(self._inputs.state, environment, self.recorder.tracer).merged()
+
+    def _check_substitutes(self, cause: Exception | None = None) -> None:
+        """Raise where the program asked something of an input to which its fake tensor answers differently."""
+        for entry in self._inputs.inputs:
+            if not isinstance(entry.value, torch.Tensor) or entry.fake is None:
+                continue
+            for name, line in self._asked.of(id(entry.fake), id(getattr(entry.edge, "node", None))):
+                told = name in UNANSWERABLE and ASKED_PROPERTIES[name](entry.value)
+                if told and not ASKED_PROPERTIES[name](entry.fake):
+                    raise unanswerable(name, entry.target or entry.name, line) from cause
+
+    def _questions(self, recorded: Recorded) -> set[tuple[int, str]]:
+        """What the program asked of inputs, by their numbers, or may have: whether arguments are parameters."""
+        inputs, found = self._inputs.inputs, {*self._attributes.asked(self._inputs.inputs), *recorded.asked}
+        asking = self._inputs.follower.code.asking
+        if asking["Parameter"] or asking["Buffer"]:
+            tensors = [n for n, e in enumerate(inputs) if e.argument is not None and isinstance(e.value, torch.Tensor)]
+            found |= {(number, KIND) for number in tensors}
+        return found
+
+    def capture(self, found: Recorded) -> Capture:
+        """What the run gave, with what it takes for granted."""
+        metadata, inputs = found.metadata, self._inputs
+        self._check_substitutes()
+        check_hooks(self._inputs.inputs, found.asked)
+        supposed = any(isinstance(entry.value, MissingGradient) for entry in inputs.inputs)
+        given = self._having_gradients
+        at_new = any(id(inputs.inputs[n].value) not in given for n in metadata.gradients)  # that required none, too
+        leaves_new = at_new or (bool(metadata.gradients) and not self.has_all_gradients)
+        questions = self._questions(found)
+        matter = not supposed and leaves_new
+        assumptions = Assumptions(
+            self._modes,
+            inputs.settings,
+            inputs.state,
+            inputs.call,
+            [e.value.of if isinstance(e.value, MissingGradient) else e.value for e in inputs.inputs],
+            sizes=size_guards(self.fake_mode.shape_env, metadata),
+            gradients_matter=matter or (bool(metadata.gradients_read) and not metadata.only_accumulates),
+            asked={(n, name) for n, name in questions if not (supposed and name == GRADIENT)},
+            written={number for number, entry in enumerate(inputs.inputs) if entry.writes},
+            asks_kinds=any(inputs.follower.code.asking[name] for name in ("type", "Parameter", "Buffer")),
+            laid_out=laid_out(inputs.inputs, found.graph, self._attributes.unused),
+        )
+        ways = inputs.convention, self.modes_left, CallTree.of(inputs.call), self._generators.seed
+        code = inputs.follower.code
+        original = self._func, code.catches, code.converts
+        return Capture(found, Guards(metadata, assumptions), inputs.state, *ways, *original, self._unread.calls)
+
+
+def _example(inputs: ProgramInputs, placeholder: Any) -> Any:
+    """What an input of the graph is for the example inputs; of others than the program's there is nothing."""
+    entry = next((one for one in inputs.inputs if one.name == placeholder.target), None)
+    if entry is None:
+        raise NoDataError(f"`{placeholder.target}` is not an input of the program")
+    missing = isinstance(entry.value, MissingGradient)
+    return torch.zeros_like(entry.value.of) if missing else entry.value

@@ -1,0 +1,1 @@
+"""What a capture needs while the program runs on fake tensors."""

@@ -1,0 +1,1 @@
+"""Data-dependent Python numbers while a program is captured."""

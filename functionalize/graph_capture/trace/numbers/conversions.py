@@ -1,0 +1,134 @@
+"""Calls of ``float`` and ``int``, in functions that a capture follows: of data-dependent numbers they give symbols.
+
+Python's own ``float`` must return a number, so that a loss that is written into a log would be a decision. No name is
+replaced (``dtype=float``, ``isinstance(x, float)`` and ``type(x) is float`` mean Python's class): the instructions that
+call the builtin load a function of this module instead.
+
+Invariant: for values that hold no data-dependent number these functions are Python's. Limits: the builtin is called by
+its name, or given to ``map``; torch's own functions and Python's are left as they are, but for those of a few modules.
+"""
+
+from __future__ import annotations
+
+import dis
+import math
+import sys
+import types
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+from functionalize._torch.tensors import SYMBOLS
+from functionalize.graph_capture.trace.numbers.text_flow import templates
+from functionalize.graph_capture.trace.numbers.texts import Template, print_
+from functionalize.transform.functions.numbers import Conversions
+
+_LOAD_GLOBAL, _LOAD_CONST, _EXTENDED_ARG = dis.opmap["LOAD_GLOBAL"], dis.opmap["LOAD_CONST"], dis.opmap["EXTENDED_ARG"]
+_NOP, _CACHE, _PUSH_NULL = dis.opmap["NOP"], dis.opmap.get("CACHE"), dis.opmap.get("PUSH_NULL")
+_SAYS_CALLS = sys.version_info >= (3, 11)  # the lowest bit of the argument says whether what is loaded is called
+_NULL_IS_FIRST = sys.version_info < (3, 13)
+_LARGEST = 255  # argument of an instruction
+_PLAIN_CALLS = [name for name in ("PRECALL", "CALL", "CALL_FUNCTION") if name in dis.opmap]
+_OF_CONSTANTS = [bytes([_LOAD_CONST, dis.opmap[name]]) for name in _PLAIN_CALLS]
+_OF_TORCH = ("torch.nn.modules.batchnorm", "torch.optim.lr_scheduler")  # whose numbers only flow into arithmetic
+
+
+def _float(value: Any = 0.0, /) -> Any:
+    value = _number_of(value)
+    if not isinstance(value, SYMBOLS):
+        return float(value)
+    Conversions.count += 1
+    return torch.sym_float(value)
+
+
+def _int(value: Any = 0, /, *base: Any, **options: Any) -> Any:
+    value = value if base or options else _number_of(value)
+    whole = isinstance(value, torch.SymInt) and value.node.hint is None
+    if not (whole or isinstance(value, torch.SymFloat)):
+        return int(value, *base, **options)
+    Conversions.count += 1
+    return math.trunc(value)
+
+
+CONVERSIONS: dict[str, Any] = {"float": _float, "int": _int, "print": print_}
+
+
+def _number_of(value: Any) -> Any:
+    """The number in a tensor; what is no tensor is itself."""
+    return value.item() if isinstance(value, torch.Tensor) and not value.is_complex() else value
+
+
+def convert(functions: Iterable[Any]) -> list[tuple[Any, types.CodeType]]:
+    """Functions, and code that does what theirs does, and converts by the functions of this module."""
+    own = (function for name in _OF_TORCH if name in sys.modules for function in functions_of(sys.modules[name]))
+    found = list[tuple[Any, types.CodeType]]()
+    for function in (*functions, *own):
+        code = function.__code__
+        made = _converting(code, frozenset(CONVERSIONS.keys() - function.__globals__.keys()))
+        found += [] if made is code else [(function, made)]
+    return found
+
+
+def functions_of(module: Any) -> Iterator[types.FunctionType]:
+    """The functions that a module defines, and the methods of its classes."""
+    values = [value for value in vars(module).values() if issubclass(type(value), (types.FunctionType, type))]
+    for value in values:
+        if value.__module__ == module.__name__:
+            entries = vars(value).values() if isinstance(value, type) else [value]
+            yield from (one for one in entries if isinstance(one, types.FunctionType))
+
+
+def _converting(code: types.CodeType, names: frozenset[str]) -> types.CodeType:
+    """The code itself where it converts nothing by these names. Not cached: equal code may be of another file."""
+    constants = [_converting(one, names) if isinstance(one, types.CodeType) else one for one in code.co_consts]
+    steps = bytearray(code.co_code)
+    for at, end, name, called in _conversions(code, names):
+        index = constants.index(CONVERSIONS[name]) if CONVERSIONS[name] in constants else len(constants)
+        loads = [_LOAD_CONST, index]
+        if called and _PUSH_NULL is not None:
+            null = [_PUSH_NULL, 0]
+            loads = null + loads if _NULL_IS_FIRST else loads + null
+        if index > _LARGEST or len(loads) > end - at:
+            continue
+        if index == len(constants):
+            constants.append(CONVERSIONS[name])
+        steps[at:end] = bytes(loads) + bytes([_NOP, 0]) * ((end - at - len(loads)) // 2)
+    for at, text in templates(code):
+        constants.append(Template(text))
+        if len(constants) <= _LARGEST + 1 and (at == 0 or steps[at - 2] != _EXTENDED_ARG):
+            steps[at + 1] = len(constants) - 1
+    if all(one is other for one, other in zip(constants, code.co_consts, strict=False)) and steps == code.co_code:
+        return code
+    return code.replace(co_code=bytes(steps), co_consts=tuple(constants))
+
+
+def _conversions(code: types.CodeType, names: frozenset[str]) -> Iterator[tuple[int, int, str, bool]]:
+    """Where code loads a builtin by one of these names in order to call it, or to have ``map`` call it.
+
+    Of each: the first byte and the one behind the last, the name, and whether what is loaded is called.
+    """
+    steps, before = code.co_code, ""
+    starts = [at for at in range(0, len(steps), 2) if steps[at] != _CACHE]
+    for at, end in zip(starts, [*starts[1:], len(steps)], strict=True):
+        loads = steps[at] == _LOAD_GLOBAL and (at == 0 or steps[at - 2] != _EXTENDED_ARG)
+        name = code.co_names[steps[at + 1] >> 1 if _SAYS_CALLS else steps[at + 1]] if loads else ""
+        called = loads and (bool(steps[at + 1] & 1) if _SAYS_CALLS else _is_called(steps, end))
+        constant = name != "print" and steps[end : end + 3 : 2] in _OF_CONSTANTS  # which need no conversion of ours
+        if name in names and ((called and not constant) or before == "map"):
+            yield at, end, name, called
+        before = name if called else ""
+
+
+def _is_called(steps: bytes, at: int) -> bool:
+    """Whether what code before Python 3.11 has just loaded is what the next call on that level calls."""
+    depth = 0
+    for opcode, argument in zip(steps[at::2], steps[at + 1 :: 2], strict=True):
+        if opcode == dis.opmap["CALL_FUNCTION"] and argument == depth:
+            return True
+        if opcode in (*dis.hasjrel, *dis.hasjabs):
+            return False
+        depth += dis.stack_effect(opcode, argument if opcode >= dis.HAVE_ARGUMENT else None)
+        if depth < 0:
+            return False
+    return False

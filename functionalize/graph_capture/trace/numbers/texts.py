@@ -1,0 +1,164 @@
+"""Numbers that a program writes into a log, prints, or has in the message of an error: a call writes its own numbers.
+
+Such a text holds a mark for each number, and what a call leaves, or prints, is made of the marks. So the text decides
+nothing. Invariant: only text that nothing else reads has marks (`text_flow`); all other text asks for the value.
+Limits: lines are printed when a call is done, in their order.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import re
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from functionalize._torch import SYMBOLS
+from functionalize.call_stack import user_frames
+from functionalize.graph_capture.trace.numbers.text_flow import Rules, TextFlow
+from functionalize.python_state.reconstruct import Recipe
+from functionalize.runtime.side_effects import LoggedRecord, PrintedLine
+
+MARK = re.compile("\0number ([0-9]+)\0")
+_PLACES = re.compile(r"%%|(%[-#0 +]*[0-9]*(?:\.[0-9]+)?[diouxXeEfFgGsr])")  # where `%` writes one value, in order
+_PRINTED = (str, bool, int, float, type(None), torch.Size, torch.dtype, torch.device, *SYMBOLS)
+
+
+class Texts:
+    """The text of one run of a program."""
+
+    now: Texts | None = None  # of the capture that runs
+
+    def __init__(self, is_log: Callable[[list[Any]], bool], catches: Callable[[], bool]) -> None:
+        """``is_log``: whether a program does nothing with a list but to add to it; ``catches``: it catches errors."""
+        self._rules, self._thread = Rules(print_, is_log, catches), threading.get_ident()
+        self._numbers: list[tuple[Any, Callable[[Any], str]]] = []  # of the marks, and how they are written
+        self._lines: list[tuple[Callable[..., Any], Any, Any]] = []
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """While the program runs."""
+        before, handle = Texts.now, logging.Logger.handle
+        Texts.now, logging.Logger.handle = self, self._handling(handle)  # type: ignore[method-assign]
+        try:
+            yield
+        except Exception as error:
+            error.args = tuple(map(self.plain, error.args))
+            raise
+        finally:
+            Texts.now, logging.Logger.handle = before, handle  # type: ignore[method-assign]
+
+    def written(self, number: Any, write: Callable[[Any], str]) -> str | None:
+        """A mark for a number that is being written; None where something else may read the text."""
+        frame = next(user_frames(), None)
+        if frame is None or threading.get_ident() != self._thread:
+            return None
+        if not TextFlow.of_frame(frame, self._rules).ends(frame.f_lasti):
+            return None
+        self._numbers.append((number, write))
+        return f"\0number {len(self._numbers) - 1}\0"
+
+    def plain(self, value: Any) -> Any:
+        """A value without marks: its numbers are asked for, and decide."""
+        if not isinstance(value, str):
+            return value
+        return MARK.sub(lambda mark: self._of(mark)[1](_plain_number(self._of(mark)[0])), value)
+
+    def recipe(self, text: str, recipe: Callable[[Any], Any]) -> Any:
+        """How a call makes a text with marks. ``recipe``: how it makes a number."""
+        numbers = [self._of(mark) for mark in MARK.finditer(text)]
+        make = functools.partial(_text, MARK.split(text)[::2], [write for _, write in numbers])
+        return Recipe(make, _nothing, [recipe(number) for number, _ in numbers])
+
+    def print(self, values: tuple[Any, ...], options: dict[str, Any]) -> None:
+        """Have calls print values, where they are plain; the others are printed now."""
+        options = {name: self.plain(value) for name, value in options.items()}
+        own = options.get("file") in (None, sys.stdout, sys.stderr) and threading.get_ident() == self._thread
+        if not own or not all(isinstance(value, _PRINTED) for value in values):
+            print(*map(self.plain, values), **options)
+            return
+        options = {**options, "file": "stderr" if options.get("file") is sys.stderr else "stdout"}
+        self._lines.append((PrintedLine, values, options))
+
+    def described(self, recipe: Callable[[Any, str], Any]) -> tuple[PrintedLine | LoggedRecord, ...]:
+        """What a call prints and logs. ``recipe``: how it makes a value."""
+
+        def made(value: Any) -> Any:
+            return recipe(value, "the text that the program prints")
+
+        return tuple(kind(tuple(map(made, values)), about) for kind, values, about in self._lines)
+
+    def _of(self, mark: re.Match[str]) -> tuple[Any, Callable[[Any], str]]:
+        return self._numbers[int(mark[1])]
+
+    def _handling(self, handle: Callable[..., Any]) -> Any:
+        @functools.wraps(handle)
+        def handling(logger: logging.Logger, record: logging.LogRecord) -> Any:
+            args = record.args if isinstance(record.args, tuple) else ()
+            values = record.msg, *args
+            symbolic = any(isinstance(one, SYMBOLS) or (isinstance(one, str) and MARK.search(one)) for one in values)
+            known = threading.get_ident() == self._thread and all(isinstance(one, _PRINTED) for one in values)
+            if not (symbolic and known and isinstance(record.args, (tuple, type(None)))):
+                record.msg = self.plain(record.msg)
+                record.args = tuple(map(self.plain, args)) if args else record.args
+                return handle(logger, record)
+            self._lines.append((LoggedRecord, values, (logger, record)))
+            return None
+
+        return handling
+
+
+def print_(*values: Any, **options: Any) -> None:
+    """Python's ``print``, in functions that a capture follows."""
+    if Texts.now is None:
+        print(*values, **options)
+    else:
+        Texts.now.print(values, options)
+
+
+class Template(str):
+    """A constant of which code makes text by ``%``."""
+
+    __slots__ = ()
+
+    def __mod__(self, values: Any) -> str:
+        numbers = [_number_of(value) for value in (values if isinstance(values, tuple) else (values,))]
+        pieces = _PLACES.split(self)  # text, and between it places; of `%%` None
+        places = [place for place in pieces[1::2] if place]
+        plain = any("%" in piece for piece in pieces[::2]) or not any(isinstance(one, SYMBOLS) for one in numbers)
+        if plain or len(places) != len(numbers):
+            return str.__mod__(self, values)
+        written = map(self._written, places, numbers)
+        between = ["%" if place is None else next(written) for place in pieces[1::2]]
+        return "".join(part for pair in zip(pieces[::2], [*between, ""], strict=True) for part in pair)
+
+    def _written(self, place: str, number: Any) -> str:
+        mark = Texts.now.written(number, place.__mod__) if Texts.now and isinstance(number, SYMBOLS) else None
+        return place % ((_plain_number(number) if isinstance(number, SYMBOLS) else number),) if mark is None else mark
+
+
+def _number_of(value: Any) -> Any:
+    """The number in a tensor without dimensions; what is none is itself."""
+    tensor = isinstance(value, torch.Tensor) and not value.dim() and not value.is_complex()
+    return value.item() if tensor else value
+
+
+def _plain_number(number: Any) -> Any:
+    if isinstance(number, torch.SymBool):
+        return bool(number)
+    return int(number) if isinstance(number, torch.SymInt) else float(number)
+
+
+def _text(pieces: Sequence[str], writes: Sequence[Callable[[Any], str]], numbers: Sequence[Any]) -> str:
+    """The pieces, and the numbers between them."""
+    written = [write(number) for write, number in zip(writes, numbers, strict=True)]
+    return "".join(part for pair in zip(pieces, [*written, ""], strict=True) for part in pair)
+
+
+def _nothing(text: str, parts: Sequence[Any]) -> None:
+    """A text is whole when it is made."""

@@ -1,0 +1,280 @@
+"""What a program does to sources of random numbers without operators, and to arrays that are not tensors.
+
+Operators that draw are nodes of the graph. A number that Python or NumPy draws, or an element of an array that is
+written, would be done once, by the capture.
+
+Nothing is drawn while a program runs on fake tensors, so a state that is read and set again would leave no trace. What
+functions of `torch.random` do to the default generator is therefore intercepted, in the thread that captures: a seed
+that is set before anything is drawn is set by each call, before it runs the graph, and taken back where the program
+takes it back (:mod:`.default_generator`). A generator of the program's own goes on at each node that draws from it, as
+in eager: who finds it in another state has set it.
+
+One that the program makes is made by each run of the graph, in the state in which the program first drew from it.
+
+Invariant: after a capture the sources are as they were; the default generator is not touched. Limits: the generators
+that the program's state and arguments hold, arrays among these, `random`, and NumPy where it is loaded. Of these two a
+thread that draws meanwhile is not told apart; nor is `torch.default_generator.set_state`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import random
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+from functionalize._torch.dispatch import HigherOrderOperator, identity_of
+from functionalize.errors import UnsupportedProgramError
+from functionalize.graph_capture.inputs.inputs import TracedInput
+from functionalize.graph_capture.refusals.changed_lines import LineWanted
+from functionalize.graph_capture.trace.checkpointing import CheckpointRegions
+from functionalize.graph_capture.trace.random.default_generator import (
+    SEED_BEFORE,
+    SETS,
+    WHY_DRAWN,
+    DefaultGenerator,
+    bytes_of,
+    is_default,
+)
+from functionalize.graph_capture.trace.random.device_generators import DeviceGenerators, WatchedGenerator
+from functionalize.graph_capture.trace.random.unread_draws import UnreadDraws
+from functionalize.python_state.buffers import ARRAYS, GENERATORS, access_to
+from functionalize.runtime.random_state import (
+    Seed,
+    anew,
+    default_generators_of_devices,
+    generator_of,
+    is_random,
+    source_of,
+)
+from functionalize.transform.gradients.autograd_notes import Generators
+
+
+class TorchGenerators:
+    """Generators of torch's, watched while a program runs that may only draw from them by operators."""
+
+    _running: TorchGenerators | None = None  # those of the run that is going on
+
+    def __init__(self, values: Iterable[Any], inputs: Iterable[TracedInput]) -> None:
+        """``values``: what a program reaches; ``inputs``: what its graph takes, which are not held."""
+        found = {identity_of(value): value for value in values if isinstance(value, torch.Generator)}
+        for generator in (torch.default_generator, *default_generators_of_devices()):
+            found.pop(identity_of(generator), None)
+        self._watched = {identity: WatchedGenerator.of(generator) for identity, generator in found.items()}
+        self._own, self._states = set(found), set[bytes]()  # states that the program may have read
+        self.given: Generators = {}  # what the program passed to draw from
+        self._passed = {one.name: one.value for one in inputs if isinstance(one.value, torch.Generator)}
+        self._root, self._default, self._devices = torch.nn.Module(), DefaultGenerator(), DeviceGenerators()
+
+    @property
+    def seed(self) -> Seed | None:
+        """What the program has set the default generators to."""
+        return self._devices.joined(self._default.given, self._default.draws > 0)
+
+    @contextlib.contextmanager
+    def watched(self, root: torch.nn.Module, regions: CheckpointRegions) -> Iterator[None]:
+        """While the program runs.
+
+        ``root``: what the graph's attributes are found on; ``regions``: where one is computed again, torch sets states.
+
+        Raises:
+            UnsupportedProgramError: the program has set a generator to another state.
+        """
+        self._root, self._default, TorchGenerators._running = root, DefaultGenerator(regions), self
+        changed = False
+        self._states.add(bytes_of(torch.default_generator.get_state()))
+        for one in self._watched.values():
+            self._go_on(one)  # else a seed that the program sets again would not be seen
+        try:
+            with self._devices.watched(), self._default.heard():
+                self._states.update(map(bytes_of, self._devices.states()))
+                yield
+            changed = any(one.is_changed for one in self._watched.values())
+        finally:
+            for one in self._watched.values():
+                one.generator.set_state(one.before)
+            TorchGenerators._running = None
+        if changed:
+            raise _set()
+
+    @staticmethod
+    def any_is_set() -> bool:
+        """Whether the program that runs has set one to another state."""
+        running = TorchGenerators._running
+        return running is not None and any(one.is_changed for one in running._watched.values())
+
+    def _go_on(self, one: WatchedGenerator) -> None:
+        one.go_on()
+        self._states.add(bytes_of(one.expected))
+
+    def before(self, generator: torch.Generator) -> torch.Tensor:
+        """The state before the program."""
+        watched = self._watched.get(identity_of(generator))
+        if watched is not None:
+            return watched.before
+        of_device = self._devices.before(generator, self._default.given)
+        return self._default.begun(generator).get_state() if of_device is None else of_device
+
+    def note(self, node: Node) -> Node | None:
+        """A node was added to the graph just now. Gives the node that drew the same, in a region that runs again.
+
+        Raises:
+            UnsupportedProgramError: it draws from a generator that the program has set to another state.
+        """
+        if not (isinstance(node.target, HigherOrderOperator) or is_random(node)):
+            return None
+        source = source_of(node, self._root)
+        if source is None or (isinstance(source, Node) and source.target is anew):
+            return None
+        generator = generator_of(str(source.target) if isinstance(source, Node) else source, self._passed)
+        watched = self._watched.get(identity_of(generator))
+        if watched is None and self._devices.has(generator):
+            self._default.note_draw_elsewhere()
+            first = self._devices.note_draw(generator, node, self._default.runs_again)
+            self._states.update(map(bytes_of, self._devices.states()))
+            return first
+        if watched is None and is_default(generator):
+            return self._default.note_draw(node)
+        if watched is None:
+            watched = self._watched[identity_of(generator)] = WatchedGenerator.of(generator)  # made inside, as it seems
+            if bytes_of(watched.before) in self._states:
+                raise _read()
+        if watched.is_changed:
+            raise _set()
+        self._go_on(watched)
+        return None
+
+    def make_anew(self, graph: Graph) -> None:
+        """Have each run of the graph make the generators that the program, which is over, has made.
+
+        Raises:
+            UnsupportedProgramError: the program draws from one that it did not make, and does not reach by a name.
+        """
+        made = dict[int, Node]()
+        for node in graph.find_nodes(op="get_attr"):
+            generator = getattr(self._root, str(node.target))
+            key = identity_of(generator) if isinstance(generator, torch.Generator) else None
+            if key is None or key not in self._watched or key in self._own:
+                continue
+            if key not in made:
+                if self._is_kept(key):
+                    raise UnsupportedProgramError(
+                        "the program draws random numbers from a generator that is not part of its state and stays "
+                        "alive",
+                        why="a call could not set the state of that generator afterwards",
+                        hint=(
+                            "pass the generator as an argument, or keep it in a variable or an attribute that the "
+                            "program reads"
+                        ),
+                    )
+                with graph.inserting_after(node):
+                    made[key] = graph.call_function(anew, (node,))
+            node.replace_all_uses_with(made[key], delete_user_cb=lambda user: user.target is not anew)
+
+    def _is_kept(self, key: int) -> bool:
+        """Whether somebody may draw from a generator that the program has passed."""
+        given = self.given.get(key)
+        if given and any(one() is not None for one in given):
+            gc.collect()
+        return not given or any(one() is not None for one in given)
+
+    def check_given(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Raise where one of some tensors, which the program got without operators, is the state of a generator.
+
+        Raises:
+            UnsupportedProgramError: one is.
+        """
+        for tensor in tensors:
+            if type(tensor) is torch.Tensor and tensor.dtype == torch.uint8 and bytes_of(tensor) in self._states:
+                raise _read()
+
+
+def _set() -> LineWanted:
+    return LineWanted(TorchGenerators.any_is_set, f"the program {SETS}", why=WHY_DRAWN, hint=SEED_BEFORE)
+
+
+def _read() -> UnsupportedProgramError:
+    return UnsupportedProgramError(
+        "the program reads the state of a torch generator",
+        why="operators draw nothing while they are recorded, so the state is not the one that a call would read",
+        hint="read it before or after the program is called",
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Source:
+    """One source of random numbers besides torch's, or an array."""
+
+    name: str
+    is_array: bool
+    read: Callable[[], Any]
+    write: Callable[[Any], object]
+
+    def refused(self, before: Any) -> LineWanted:
+        """Why a program cannot change it; ``before``: its state."""
+
+        def is_changed() -> bool:
+            return not _same(self.read(), before)
+
+        if self.is_array:
+            what, hint = (
+                f"writes to {self.name}",
+                "write to a tensor that is made from the array before: torch.tensor(array)",
+            )
+        else:
+            what = f"draws numbers from {self.name}"
+            hint = "draw with torch: torch.rand(()).item(); or draw before the call, and pass the number as a tensor"
+        why = "a call runs only torch operators: what the capture wrote or drew once would be the same in all calls"
+        return LineWanted(is_changed, f"the program {what}", why=why, hint=hint)
+
+
+class RandomSources:
+    """The sources, as they are when this is made."""
+
+    def __init__(self, values: Iterable[Any]) -> None:
+        """``values``: what a program reaches, generators among it."""
+        found = list[_Source]()
+        for value in {id(value): value for value in values}.values():
+            for table in (GENERATORS, ARRAYS):
+                access = access_to(value, table)
+                if access is not None:
+                    read, write = partial(access.read, value), partial(access.write, value)
+                    found.append(_Source(access.name, table is ARRAYS, read, write))
+        found.append(_Source("Python's `random`", False, random.getstate, random.setstate))
+        numpy: Any = sys.modules.get("numpy.random")
+        if numpy is not None:
+            found.append(_Source("numpy.random", False, numpy.get_state, numpy.set_state))
+        self._before = [(source, source.read()) for source in found]
+
+    def restore(self, unread: UnreadDraws | None = None) -> list[LineWanted]:
+        """Put back what has changed; why the program cannot do so. ``unread``: draws that it may do."""
+        changed = self._changed()
+        states = [source.read() for source, _ in changed]
+        self._put_back(changed)
+        if changed and unread and unread.calls and unread.decide_nothing():
+            unread.again()
+            refused = [pair for pair, after in zip(changed, states, strict=True) if not _same(pair[0].read(), after)]
+            self._put_back(changed)
+            changed = refused
+        return [source.refused(before) for source, before in changed]
+
+    def _changed(self) -> list[tuple[_Source, Any]]:
+        return [(source, before) for source, before in self._before if not _same(source.read(), before)]
+
+    @staticmethod
+    def _put_back(changed: Sequence[tuple[_Source, Any]]) -> None:
+        for source, before in changed:
+            source.write(before)
+
+
+def _same(now: Any, before: Any) -> bool:
+    if isinstance(now, tuple) and len(now) == 5:  # of NumPy: the second is an array
+        return bool(now[2:] == before[2:] and (now[1] == before[1]).all())
+    return bool(now == before)

@@ -1,0 +1,1 @@
+"""The Python objects of a program: walked, compared, decomposed, built again."""

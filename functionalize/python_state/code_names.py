@@ -1,0 +1,219 @@
+"""The variables that code of a program names, and what its instructions tell of them.
+
+Invariant: nothing runs. Limits: a program's own modules are looked into, libraries are not.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import itertools
+import os
+import sys
+import types
+from collections.abc import Iterable, Iterator
+from dis import opmap
+from typing import Any, NamedTuple
+
+from functionalize.call_stack import is_of_program
+from functionalize.python_state.containers import ABSENT, BoundBy, SlotsOf, Variable, cell_content, per_class
+from functionalize.python_state.walk import is_module
+
+_NOT_OWN = frozenset({"torch", "functionalize", "builtins"}) | set(sys.builtin_module_names)
+_OF_PYTHON = os.path.dirname(os.__file__) + os.sep  # where the files of its modules are
+_PLAIN = frozenset({bool, int, float, str, type(None)})
+_STORE_GLOBAL, _STORE_ATTR = opmap["STORE_GLOBAL"], opmap["STORE_ATTR"]
+_LOAD_GLOBAL, _EXTENDED_ARG = opmap["LOAD_GLOBAL"], opmap["EXTENDED_ARG"]
+_MATCHES = {opmap[name] for name in ("CHECK_EXC_MATCH", "CHECK_EG_MATCH", "JUMP_IF_NOT_EXC_MATCH") if name in opmap}
+_CAUGHT, _POP_TOP = opmap.get("PUSH_EXC_INFO"), opmap["POP_TOP"]
+_LOADS_BY_NAME = {
+    opmap[name] for name in ("LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS") if name in opmap
+}  # the second since 3.12
+FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial, type(functools.lru_cache(lambda: None)))
+METHODS_IN_C = (types.BuiltinFunctionType, types.MethodWrapperType)  # functions, too, which are bound to a module
+Named = tuple[str, Any, Any]  # a variable: its name, and the container and key where it is
+
+
+@per_class
+def is_installed(kind: type) -> bool:
+    """Whether a class is one of Python's or of a library's."""
+    return _is_of_library(sys.modules.get(kind.__module__))
+
+
+def _is_of_library(module: types.ModuleType | None) -> bool:
+    return is_library_file(getattr(module, "__file__", None) or "")
+
+
+def is_library_file(file: str) -> bool:
+    """Whether a file is one of Python's or of a library."""
+    return _is_installed(file) or file.startswith(_OF_PYTHON)
+
+
+def _is_installed(file: str) -> bool:
+    return "site-packages" in file or "dist-packages" in file
+
+
+def is_of_python(file: str) -> bool:
+    """Whether a file is one of Python's own modules."""
+    return file.startswith(_OF_PYTHON) and not _is_installed(file)
+
+
+@functools.cache
+def is_own(name: str | None) -> bool:
+    """Whether a module, by its name, is a program's own: none of Python's, nor of a library."""
+    if not isinstance(name, str):  # a class may call its module anything
+        return False
+    return not (is_of_torch_or_python(name) or _is_of_library(sys.modules.get(name)))
+
+
+@functools.cache
+def is_of_torch_or_python(name: str) -> bool:
+    """Whether a module, by its name, is one of torch's, of this package, or one of Python's."""
+    root = name.partition(".")[0]
+    return root in _NOT_OWN or root in sys.stdlib_module_names
+
+
+def variables(func: Any) -> Iterator[Named]:
+    """What a function reaches by names: arguments bound by ``partial``, ``self``, defaults, closures, globals."""
+    for one in _behind(func):
+        if isinstance(one, functools.partial):
+            yield "args", BoundBy(one), "args"
+            yield from ((name, one.keywords, name) for name in one.keywords)
+        elif inspect.ismethod(one):
+            yield "self", {"self": one.__self__}, "self"
+        elif not (inspect.isfunction(one) or (one is func and is_module(one))):
+            yield "self", {"self": one}, "self"
+            yield from _of_layers(inspect.getattr_static(type(one), "__call__", None))
+    yield from _of_layers(func)
+
+
+def _behind(func: Any) -> Iterator[Any]:
+    """A callable, and in turn what it calls: what ``partial`` or a method binds, what decorators wrapped."""
+    seen = set[int]()
+    while callable(func) and id(func) not in seen:
+        seen.add(id(func))
+        yield func
+        if isinstance(func, functools.partial):
+            func = func.func
+        else:
+            func = getattr(func, "__func__", None) or getattr(func, "__wrapped__", None)
+
+
+def bound_by_name(func: Any) -> list[dict[str, Any]]:
+    """The dicts of arguments that ``functools.partial`` binds by name, which a program may change."""
+    return [one.keywords for one in _behind(func) if isinstance(one, functools.partial)]
+
+
+def layers(func: Any) -> Iterator[Any]:
+    """The function behind decorators, and what decorators of the user's wrapped it in."""
+    for one in _behind(func):
+        if inspect.isfunction(one) and (not hasattr(one, "__wrapped__") or is_of_program(one.__code__)):
+            yield one
+
+
+def _of_layers(func: Any) -> Iterator[Named]:
+    for function in layers(func):
+        if not (function.__module__ and function.__module__.split(".")[0] == "torch"):
+            yield from _defaults(function)
+            yield from _named(function)
+
+
+def _named(func: Any) -> Iterator[Named]:
+    """Variables that a function closes over, global ones, and those of modules that it names."""
+    for name, cell in zip(func.__code__.co_freevars, func.__closure__ or (), strict=False):
+        yield name, Variable(cell, None), 0
+    read_names, loaded, stored, _ = names_in(func.__code__)
+    if is_of_python(func.__code__.co_filename):
+        return  # what its modules keep (compiled patterns, say) is no state of a program's
+    for name in loaded:
+        if name not in stored and name in func.__globals__:
+            yield name, func.__globals__, name
+    for name in stored:
+        yield name, Variable(func.__globals__, name), 0
+    seen = set[str]()
+    for name, module in _modules_of(func, read_names):
+        yield from variables_of_module(module, name, read_names, seen)
+
+
+def _modules_of(func: Any, names: list[str]) -> Iterator[tuple[str, Any]]:
+    """The modules that a function may know by a name, those among them that it imports when it runs."""
+    for name, cell in zip(func.__code__.co_freevars, func.__closure__ or (), strict=False):
+        yield name, cell_content(cell)
+    for name in names:
+        yield name, func.__globals__.get(name, sys.modules.get(name))
+
+
+def variables_of_module(value: Any, path: str, names: list[str], seen: set[str]) -> Iterator[Named]:
+    """What a function may reach of a module that it names, if that is a program's own, by the names that it has."""
+    if not issubclass(type(value), types.ModuleType) or value.__name__ in seen or not is_own(value.__name__):
+        return
+    seen.add(value.__name__)
+    content = vars(value)
+    for name in names:
+        found = content.get(name, ABSENT)
+        if found is not ABSENT and not name.startswith("__"):
+            yield f"{path}.{name}", Variable(content, name), 0
+        if issubclass(type(found), types.ModuleType):
+            yield from variables_of_module(found, f"{path}.{name}", names, seen)
+
+
+def _defaults(func: Any) -> Iterator[Named]:
+    """Defaults of arguments that hold something: the same object at each call."""
+    if not _PLAIN.issuperset(map(type, func.__defaults__ or ())):
+        yield "defaults", SlotsOf(func, ("__defaults__",)), "__defaults__"
+    for name, value in (func.__kwdefaults__ or {}).items():
+        if type(value) not in _PLAIN:
+            yield name, func.__kwdefaults__, name
+
+
+class Names(NamedTuple):
+    """What code, and code of functions in it, does by names."""
+
+    all: list[str]
+    loaded: list[str]  # of globals that it reads
+    stored: list[str]  # of globals that it writes
+    gives_attributes: bool  # to whatever object
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def names_in(code: types.CodeType) -> Names:
+    """What code, and code of functions in it, does by names."""
+    opcodes, inner = set(code.co_code[::2]), [one for one in code.co_consts if isinstance(one, types.CodeType)]
+    writes = _STORE_GLOBAL in opcodes
+    stored = [one.argval for one in instructions(code) if one.opcode == _STORE_GLOBAL] if writes else []
+    found = [Names(list(code.co_names), [*_loaded(code)], stored, _STORE_ATTR in opcodes), *map(names_in, inner)]
+    named, loaded, written, gives = zip(*found, strict=True)
+    return Names(_once(named), _once(loaded), _once(written), any(gives))
+
+
+def _once(lists: Iterable[list[str]]) -> list[str]:
+    """All names of some lists, each once."""
+    return list(dict.fromkeys(itertools.chain.from_iterable(lists)))
+
+
+def _loaded(code: types.CodeType) -> Iterator[str]:
+    """The names that code reads as globals: attributes are names as well."""
+    extended, steps = 0, code.co_code
+    for opcode, argument in zip(steps[::2], steps[1::2], strict=True):
+        argument |= extended
+        extended = argument << 8 if opcode == _EXTENDED_ARG else 0
+        if opcode == _LOAD_GLOBAL:
+            yield code.co_names[argument >> 1 if sys.version_info >= (3, 11) else argument]
+        elif opcode in _LOADS_BY_NAME:  # in the body of a class
+            yield code.co_names[argument]
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def catches(code: types.CodeType) -> bool:
+    """Whether code, or code of functions in it, has an `except`; of one without a class Python 3.10 does not tell."""
+    opcodes = code.co_code[::2]
+    if not _MATCHES.isdisjoint(opcodes) or any(pair == (_CAUGHT, _POP_TOP) for pair in itertools.pairwise(opcodes)):
+        return True
+    return any(catches(one) for one in code.co_consts if isinstance(one, types.CodeType))
+
+
+def instructions(code: types.CodeType) -> list[Any]:
+    """The instructions of code."""
+    import dis  # few programs need it
+
+    return list(dis.get_instructions(code))

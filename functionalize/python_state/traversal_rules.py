@@ -1,0 +1,123 @@
+"""Which objects a walk enters, and what it finds behind those that it does not: rules by class.
+
+Invariant: nothing runs but what a weak reference and a view of a dict do to say what they show. Limits: objects of the
+standard library and of torch's private modules are entered only if a row says so.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextvars
+import enum
+import gc
+import inspect
+import logging
+import pathlib
+import sys
+import types
+import weakref
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from functionalize.python_state.containers import DESCRIPTORS, per_class
+
+# Never entered: they hold no state of a program's.
+OPAQUE: tuple[type, ...] = (
+    *(type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType, logging.Logger),
+    *(enum.Enum, torch.Generator, torch.Size, torch.dtype, torch.device, torch.layout, torch.memory_format),
+    *(str, bytes, int, float, complex, type(None), range, torch.SymInt, weakref.ProxyType, weakref.CallableProxyType),
+)
+PATHS = frozenset({pathlib.PurePosixPath, pathlib.PureWindowsPath, pathlib.PosixPath, pathlib.WindowsPath})  # values
+CONTAINERS = (dict, list, set, deque)
+_VALUES_WITH_ATTRIBUTES = (str, bytes, int, float, complex, tuple)  # if a class of the program's own inherits from them
+
+# Classes of the standard library that keep what a program gives them in attributes; not all are loaded.
+_PLAIN_OBJECTS = frozenset(
+    {
+        *(("types", "SimpleNamespace"), ("argparse", "Namespace"), ("threading", "Event")),
+        *(("collections", name) for name in ("ChainMap", "UserDict", "UserList", "UserString")),
+        *(("weakref", name) for name in ("WeakKeyDictionary", "WeakValueDictionary")),
+        *(("_weakrefset", "WeakSet"), ("queue", "Queue"), ("configparser", "RawConfigParser")),
+    }
+)
+_DICTS: tuple[dict[Any, Any], ...] = ({}, collections.OrderedDict())
+_VIEWS_OF_DICTS = tuple(type(view) for one in _DICTS for view in (one.keys(), one.values(), one.items()))
+
+
+@per_class
+def is_entered(kind: type) -> bool:
+    """Whether objects of a class are entered: containers, modules, and what may have attributes of a program's own."""
+    if issubclass(kind, (*CONTAINERS, *DESCRIPTORS, torch.nn.Module, torch.optim.Optimizer, contextvars.ContextVar)):
+        return True
+    if issubclass(kind, OPAQUE) or kind in PATHS or _is_foreign(kind):
+        return False
+    if not (kind.__dictoffset__ or any("__slots__" in one.__dict__ for one in kind.__mro__)):
+        return False
+    call = next((one.__dict__["__call__"] for one in kind.__mro__ if "__call__" in one.__dict__), None)
+    return call is None or inspect.isfunction(call)
+
+
+def _is_plain(kind: type) -> bool:
+    return any((one.__module__, one.__qualname__) in _PLAIN_OBJECTS for one in kind.__mro__)
+
+
+def _is_foreign(kind: type) -> bool:
+    """Whether a class is one of the standard library's, of torch's own insides, or of ours; or an expression's.
+
+    Expressions of sympy never change, and note what they find of themselves: an exported program holds some.
+    """
+    if any(one.__module__.startswith("sympy.") for one in kind.__mro__):
+        return True
+    root, _, rest = kind.__module__.partition(".")
+    if _is_plain(kind) or root in ("builtins", "__main__"):
+        return False
+    return root in sys.stdlib_module_names or root == "functionalize" or (root == "torch" and rest.startswith("_"))
+
+
+@per_class
+def has_attributes(kind: type) -> bool:
+    """Whether objects of a class are plain values, and have attributes besides."""
+    return bool(kind.__dictoffset__) and issubclass(kind, _VALUES_WITH_ATTRIBUTES) and not issubclass(kind, enum.Enum)
+
+
+def key_behind(key: Any) -> Any:
+    """What a key of a dict stands for: what it shows where it is a weak reference, and itself otherwise."""
+    return key() if isinstance(key, weakref.ReferenceType) else key
+
+
+def keys_of(container: Iterable[Any]) -> tuple[Any, ...]:
+    """The keys of a dict, in order, to be compared: instead of tensors, which compare elements, their identity."""
+    return tuple(map(_compared, container))
+
+
+def _compared(key: Any) -> Any:
+    if type(key) in (tuple, frozenset):
+        return type(key)(map(_compared, key))
+    return id(key) if isinstance(key_behind(key), torch.Tensor) else key
+
+
+def behind(value: Any) -> Any:
+    """What an object shows that sits elsewhere: a weak reference or proxy, a view of a dict; None of others."""
+    if type(value) in weakref.ProxyTypes:  # asked first: of its class a proxy says what the object behind it says
+        return of_proxy(value)
+    if isinstance(value, weakref.ReferenceType):
+        found: Any = value()
+        return getattr(found, "__self__", found) if isinstance(found, types.MethodType) else found
+    if isinstance(value, _VIEWS_OF_DICTS):
+        value = value.mapping
+    if not isinstance(value, types.MappingProxyType) or "__module__" in value:  # the attributes of a class
+        return None
+    return gc.get_referents(value)[0]
+
+
+def of_proxy(value: Any) -> Any:
+    """The object of a weak proxy, None where it is gone; what is no proxy is itself."""
+    if type(value) not in weakref.ProxyTypes:
+        return value
+    try:
+        return value.__sizeof__.__self__  # a method of any object, which knows what it is bound to
+    except ReferenceError:
+        return None

@@ -1,0 +1,348 @@
+"""The tensors that a program reaches through Python objects: found, replaced for a while, and looked at afterwards.
+
+A program gets at tensors through its arguments, through modules and optimizers, through variables of functions, and
+through containers and objects inside of these, such as caches. All are walked the same way, in the order of their keys.
+
+Invariant: objects that are built alike are walked alike, so that the n-th tensor of the one is the n-th of the other.
+Limits: those of :mod:`functionalize.python_state.traversal_rules`, which says what is entered.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import types
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set, Sized
+from dataclasses import dataclass, field
+from operator import is_
+from typing import Any
+
+import torch
+
+from functionalize._torch import buffers_of, modules_of, parameters_of
+from functionalize.python_state.containers import (
+    ABSENT,
+    ClassAttributes,
+    Container,
+    ContextValue,
+    SetItems,
+    SlotsOf,
+    assign,
+    copy_of,
+    entry,
+    identity,
+    is_pythons,
+    place_of,
+    slots_of,
+    unchanged,
+    write,
+)
+from functionalize.python_state.refused_objects import refuse_module
+from functionalize.python_state.slots import Slot
+from functionalize.python_state.traversal_rules import CONTAINERS, behind, has_attributes, is_entered, key_behind
+from functionalize.uninterrupted import uninterrupted
+
+# By type, what isinstance would say: most values are one of these.
+TENSOR_TYPES = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
+_WEAK: dict[type, Any] = {weakref.ref: weakref.ref, **dict.fromkeys(weakref.ProxyTypes, weakref.proxy)}
+_PLAIN = frozenset({bool, int, float, str, type(None), torch.Size, torch.dtype, torch.device, types.FunctionType})
+_VALUES = _PLAIN - {types.FunctionType}  # which may reach tensors
+LEAF_TYPES = TENSOR_TYPES | _PLAIN
+_STRINGS = frozenset({str})
+_HOLDERS = (torch.nn.Module, torch.optim.Optimizer)
+HOOKS_OF_MODULES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+NOT_SAVED = "_non_persistent_buffers_set"  # the names of a module's buffers that are not in its state_dict
+_OF_MODULES = frozenset(torch.nn.Module().__dict__)
+
+
+Changed = tuple[int, Container, str, Any]  # a container's number, itself, its path, its content before
+
+
+@dataclass
+class StateWalk:
+    """What a walk over objects found, in order."""
+
+    tensors: list[Slot] = field(default_factory=list)
+    constants: list[Slot] = field(default_factory=list)  # values that are neither tensors nor entered
+    leaves: list[Slot] = field(default_factory=list)  # both
+    entered: list[Slot] = field(default_factory=list)  # where objects sit that were entered, but for tuples
+    tuples: list[Slot] = field(default_factory=list)  # those that are in no tuple
+    containers: dict[int, tuple[Container, str]] = field(default_factory=dict)
+    ordered: dict[int, tuple[Container, str]] = field(default_factory=dict)  # dicts in whose order a program may go
+    weak: list[Slot] = field(default_factory=list)  # weak references to tensors
+    keyed_by_tensor: list[Container] = field(default_factory=list)  # containers with tensors for keys, and sets
+    modules: dict[int, str] = field(default_factory=dict)  # paths
+    shape: list[Any] = field(default_factory=list)  # what was met on the way: equal for objects built alike
+    seen: list[Any] = field(default_factory=list)  # what was entered; held, so that no identity is used again
+    _numbers: dict[int, int] = field(default_factory=dict)
+    _holders: int = 0  # how many modules and optimizers are being opened
+    _before: tuple[list[Any], list[Any], list[Any]] = (
+        [],
+        [],
+        [],
+    )  # containers when the program begins, content; in one
+
+    def walk(self, container: Container, key: Any, path: str, owner: Any = None) -> None:
+        """Enter an entry of a container."""
+        self._enter(entry(container, key), Slot(container, key, path, owner))
+
+    @property
+    def holds(self) -> bool:
+        """Whether a module or an optimizer was found."""
+        return any(isinstance(item, _HOLDERS) for item in self.seen)
+
+    def open(self, value: Any, path: str) -> None:
+        """Enter an object that sits in no container."""
+        if id(value) not in self._numbers:
+            self._open_object(value, type(value), path)
+
+    def watch(self, container: Container, path: str) -> None:
+        """Look afterwards whether a container holds something else."""
+        self.containers[id(container)] = container, path
+        if _is_ordered(container, container, container):
+            self.ordered[id(container)] = container, path
+
+    def _enter(self, value: Any, slot: Slot) -> None:
+        kind = type(value)
+        if kind in TENSOR_TYPES or issubclass(kind, torch.Tensor):
+            self.shape.append(torch.Tensor)
+            self.tensors.append(slot)
+            self.leaves.append(slot)
+        elif kind in _PLAIN or not (issubclass(kind, tuple) or is_entered(kind)):
+            self.shape.append(kind)
+            self.constants.append(slot)
+            self.leaves.append(slot)
+            if kind not in _PLAIN:
+                self._follow_constant(value, slot)
+        elif issubclass(kind, tuple):
+            self.shape.append((kind, len(value)))
+            if has_attributes(kind):
+                self.open_attributes(value, slot.path)
+            if not slot.steps:
+                self.tuples.append(slot)
+            for index, item in enumerate(value):
+                at = (*slot.steps, index)
+                path = joined(slot.path, index)
+                self._enter(item, Slot(slot.container, slot.key, path, slot.owner, at, self._holders > 0))
+        else:
+            self.entered.append(slot)
+            number = self._numbers.get(id(value))
+            if number is None:
+                self._open_object(value, kind, slot.path)
+            else:
+                self.shape.append(number)
+
+    def _follow_constant(self, value: Any, slot: Slot) -> None:
+        """What a value shows that sits elsewhere, and the attributes that it has beside being a value."""
+        shown = behind(value)
+        if isinstance(shown, torch.Tensor):
+            if type(value) in _WEAK:
+                self.weak.append(slot)
+        elif shown is not None and is_entered(type(shown)):
+            self.open(shown, f"{slot.path}()")
+        if has_attributes(type(value)):
+            self.open_attributes(value, slot.path)
+
+    def open_attributes(self, value: Any, path: str) -> None:
+        """Enter the attributes alone of what is a value besides."""
+        attributes = vars(value)
+        if id(attributes) not in self.containers:
+            self.containers[id(attributes)] = attributes, path
+            self._open(value, attributes, [*attributes], path)
+
+    def _open_object(self, value: Any, kind: type, path: str) -> None:
+        self._numbers[id(value)] = len(self.seen)
+        self.seen.append(value)
+        if is_module(value):
+            refuse_module(value, path)
+            self.modules[id(value)] = path
+        holds = isinstance(value, _HOLDERS)
+        self._holders += holds
+        for container, keys in containers_of(value):
+            self.containers[id(container)] = container, path
+            if _is_ordered(value, container, keys):
+                self.ordered[id(container)] = container, path
+            if keys:
+                self._open(value, container, keys, path)
+            else:
+                self.shape.append((kind, ()))
+        self._holders -= holds
+
+    def _open(self, value: Any, container: Container, keys: list[Any], path: str) -> None:
+        named = _STRINGS.issuperset(map(type, keys))
+        self.shape.append((type(value), tuple(keys) if named else len(keys)))
+        hashed = container if isinstance(container, SetItems) else keys
+        if not named:
+            self._look_at_keys(container, hashed, path)
+        prefix = f"{path}." if path else ""
+        for index, key in enumerate(keys):
+            step = key if named or isinstance(key, (str, int)) else index
+            slot = Slot(container, key, f"{prefix}{step}", value, held=self._holders > 0)
+            self._enter(entry(container, key), slot)
+
+    def _look_at_keys(self, container: Container, keys: Iterable[Any], path: str) -> None:
+        """Objects that are keys, and what a dict or a set has tensors for keys."""
+        mapping = isinstance(container, dict)
+        keys = list(map(key_behind, keys)) if mapping else keys
+        if any(isinstance(key, torch.Tensor) for key in keys):
+            self.keyed_by_tensor.append(container)
+        if mapping:
+            for key in keys:
+                if is_entered(type(key)) and not isinstance(key, (tuple, *_HOLDERS)):
+                    self.open(key, f"{path}: a key")
+
+    @contextlib.contextmanager
+    def substituted(self, substitutes: Mapping[int, Any]) -> Iterator[None]:
+        """Put other tensors, named by the identities of these, in their places; in the end all is as it was."""
+        slots = [slot for slot in self.tensors if not isinstance(slot.container, SetItems)]
+        entries = [(slot.container, slot.key, entry(slot.container, slot.key)) for slot in [*slots, *self.weak]]
+        keyed_by_tensor = [(container, copy_of(container)) for container in self.keyed_by_tensor]
+        places = (*self.leaves, *self.entered) if keyed_by_tensor else ()
+        keys = {id(key): _key_of_substitute(key, substitutes) for _, content in keyed_by_tensor for key in content}
+        rekeyed = [(slot, slot.key) for slot in places if id(slot.key) in keys]
+        try:
+            for slot in slots:
+                value = slot.get()
+                slot.set(substitutes.get(id(value), value))  # one that arguments share with state was replaced there
+            for container, content in keyed_by_tensor:
+                new = [keys[id(key)] for key in content]
+                mapping = isinstance(content, dict)
+                assign(container, dict(zip(new, copy_of(container).values(), strict=True)) if mapping else new)
+            for slot, key in rekeyed:
+                slot.key = keys[id(key)]
+            for slot in self.weak:
+                tensor: Any = behind(slot.get())
+                slot.set(_WEAK[type(slot.get())](substitutes.get(id(tensor), tensor)))
+            self.begin()
+            yield
+        finally:
+
+            def put_back() -> None:
+                for slot, key in rekeyed:
+                    slot.key = key
+                for _, container, _, content in self.changed:
+                    assign(container, content)
+                for container, content in keyed_by_tensor:
+                    assign(container, content)
+                for container, key, value in entries:
+                    write(container, key, value)
+
+            uninterrupted(put_back)
+            self._before = [], [], []
+
+    def content(self, container: Container) -> Any:
+        """What a container held when the program began; None of one that was not walked."""
+        wanted = identity(container)
+        number = next((n for n, (one, _) in enumerate(self.containers.values()) if identity(one) == wanted), None)
+        return None if number is None else self.begun[number]
+
+    def begin(self) -> None:
+        """The program begins: what the containers hold now is what it finds."""
+        containers = [container for container, _ in self.containers.values()]
+        contents = list(map(copy_of, containers))
+        self._before = containers, contents, _in_one(contents)
+
+    def watch_late(self, container: Container, path: str, before: Any) -> None:
+        """Have a container count, when the program has run, that held what ``before`` does."""
+        self.watch(container, path)
+        containers, contents, in_one = self._before
+        containers.append(container)
+        contents.append(before)
+        in_one.extend(_in_one([before]))
+
+    @property
+    def begun(self) -> Sequence[Any]:
+        """What the containers, in their order, held when the program began."""
+        return self._before[1]
+
+    @property
+    def changed(self) -> list[Changed]:
+        """The containers whose content the program has changed so far: number, container, path, content before."""
+        containers, contents, before = self._before
+        now = _in_one(one if type(one) is dict else copy_of(one) for one in containers)
+        if len(now) == len(before) and all(map(is_, now, before)):
+            return []
+        pairs = zip(self.containers.values(), contents, strict=False)
+        return [
+            (number, container, path, content)
+            for number, ((container, path), content) in enumerate(pairs)
+            if (container or content) and not unchanged(container, content)
+        ]
+
+
+def _key_of_substitute(key: Any, substitutes: Mapping[int, Any]) -> Any:
+    """The key that another tensor has in the place of this one: it, or such a weak reference to it."""
+    found = substitutes.get(id(key_behind(key)))
+    if found is None:
+        return key
+    return type(key)(found) if isinstance(key, weakref.ReferenceType) else found
+
+
+def _is_ordered(value: Any, container: Container, keys: Sized) -> bool:
+    """Whether a container of an object is a dict that has an order: attributes, parameters and buffers have none."""
+    if len(keys) < 2 or not isinstance(container, dict):
+        return False
+    return container is value or (is_module(value) and container is modules_of(value))
+
+
+def _in_one(contents: Iterable[Any]) -> list[Any]:
+    """All that containers hold, one after the other, each behind the number of its entries."""
+    found: list[Any] = []
+    for content in contents:
+        found.append(len(content))
+        if content:
+            found.extend(content)
+            if type(content) is dict:
+                found.extend(content.values())
+    return found
+
+
+def containers_inside(state: StateWalk, places: Set[tuple[int, Any]]) -> set[int]:
+    """The identities of the containers that sit in some places; ``places``: identities of containers, and keys."""
+    inside = set[Any]()
+    for slot in state.entered:  # what an object holds comes behind it
+        container, key = place_of(slot.container, slot.key)
+        value = slot.found() if (id(container), key) in places or identity(slot.container) in inside else ABSENT
+        if value is not ABSENT:
+            inside.update(identity(one) for one, _ in containers_of(value))
+    return {id(one) for one, _ in state.containers.values() if identity(one) in inside}
+
+
+def is_module(value: Any) -> bool:
+    """Whether a value is a module, whose parameters, buffers and modules are state."""
+    return isinstance(value, torch.nn.Module)
+
+
+def joined(path: str, key: Any) -> str:
+    """A path with one more step."""
+    return f"{path}.{key}" if path else str(key)
+
+
+def containers_of(value: Any) -> Iterator[tuple[Container, list[Any]]]:
+    """The containers that an object consists of, and which of their entries are entered."""
+    if is_module(value):
+        for container in (parameters_of(value), buffers_of(value)):
+            yield container, list(container)
+        modules = modules_of(value)
+        yield modules, [name for name, module in modules.items() if module is not None]
+        content = value.__dict__
+        yield from ((hooks, list(hooks)) for name in HOOKS_OF_MODULES if (hooks := content[name]))
+        yield SetItems(content[NOT_SAVED]), []
+        yield content, [n for n, item in content.items() if n not in _OF_MODULES and type(item) not in _VALUES]
+        return
+    if isinstance(value, CONTAINERS):
+        items = SetItems(value) if isinstance(value, set) else value
+        yield items, list(copy_of(value)) if isinstance(value, dict) else list(range(len(value)))
+    if isinstance(value, (type, contextvars.ContextVar)):
+        held: Any = ClassAttributes(value) if isinstance(value, type) else ContextValue(value)
+        yield held, list(copy_of(held)) if isinstance(value, type) else list(range(len(held)))
+        return
+    attributes = getattr(value, "__dict__", None)
+    plain = isinstance(value, CONTAINERS) and is_pythons(type(value))  # nobody gives it attributes
+    if attributes or (attributes is not None and not plain):
+        yield attributes, list(attributes)
+    names = slots_of(type(value)) if type(value) not in (dict, list) else ()
+    if names:
+        slots = SlotsOf(value, names)
+        yield slots, list(slots)

@@ -1,0 +1,278 @@
+"""Cuts a joint graph in two by a partition function of torch's: a forward graph and a backward graph.
+
+Invariant: both are free of mutation, and of views where the joint graph is. Limits: partition functions of
+AOTAutograd's calling convention.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
+
+from functionalize._torch import OpOverload, pytree
+from functionalize._torch.autograd import default_partition_fn, partitioning
+from functionalize.ops import tables
+from functionalize.reachability import nodes_behind
+from functionalize.runtime.autograd.joint import ForwardCall, JointGraph
+from functionalize.runtime.random_state import is_random
+
+PartitionFn = Callable[..., tuple[GraphModule, GraphModule]]
+Compile = Callable[[GraphModule], Callable[..., Any]]  # a graph as a function of its inputs
+
+
+def partition(joint: JointGraph, partition_fn: PartitionFn | None, compile_fn: Compile) -> ForwardCall:
+    """The two halves of a joint graph, each as ``compile_fn`` makes it. The joint graph is used up."""
+    own = len(joint.layouts)  # the others of the forward's outputs are saved
+    if not joint.names:
+        return _without_inputs(joint, compile_fn)
+    strides = _strides_of_tangents(joint)
+    copies = _views_for_copies(joint.module.graph)
+    calls = [(node, node.args, node.kwargs) for node in joint.module.graph.nodes if tables.acts(node.target)]
+    kept = _keep_for_halves(joint.module.graph, own, [node for node, _, _ in calls])
+    sequence = [node.name for node in joint.module.graph.nodes if is_random(node)]
+    with partitioning(joint.module):
+        cut = partition_fn or default_partition_fn()
+        forward, backward = cut(joint.module, (), num_fwd_outputs=own + kept.forward)
+    results = _outputs(forward)
+    _put_calls(forward.graph, calls)
+    forward.graph.output_node().args = ((*results[:own], *results[own + kept.forward :]),)
+    _save_bases(forward, backward, copies, own)
+    _draw_in_order(backward.graph, sequence)
+    names = {f"primals_{number}": name for number, name in zip(joint.numbers, joint.names, strict=True)}
+    outputs, ends = _outputs(forward), _outputs(backward)[kept.backward :]
+    gradients, written = ends[: len(ends) - len(joint.tangents)], ends[len(ends) - len(joint.tangents) :]
+    saved = _saved(backward, outputs, own, {name: position for position, name in enumerate(names)})
+    results = outputs[:own]
+    results += [source for source in saved if isinstance(source, Node) and source not in results]
+    order = {node: position for position, node in reversed(list(enumerate(results))) if isinstance(node, Node)}
+    computed = [node for node in ends if node is not None]
+    rebuilt = _rebuilt(forward, names, results, copies)
+    return ForwardCall(
+        joint,
+        compile_fn(rebuilt),
+        compile_fn(_rebuilt(backward, names, computed, copies)) if computed else None,
+        [len(names) + order[source] if isinstance(source, Node) else source for source in saved],
+        [None if n is None or gradients[n] is None else computed.index(gradients[n]) for n in joint.gradients],
+        [None if node is None else computed.index(node) for node in written],
+        [n for n, node in enumerate(outputs[:own]) if node in order and (node.op == "placeholder" or order[node] < n)],
+        _views(rebuilt, own),
+        strides,
+    )
+
+
+def _strides_of_tangents(joint: JointGraph) -> list[tuple[int, ...] | None]:
+    """The strides of the tangents that the backward was captured for; None where they are no plain numbers."""
+    placeholders = joint.module.graph.find_nodes(op="placeholder")
+    found = list[tuple[int, ...] | None]()
+    for node in placeholders[len(placeholders) - len(joint.tangents) :]:
+        value: Any = node.meta.get("val")
+        plain = getattr(value, "layout", None) is torch.strided and all(type(one) is int for one in value.stride())
+        found.append(value.stride() if plain else None)
+    return found
+
+
+def _without_inputs(joint: JointGraph, compile_fn: Compile) -> ForwardCall:
+    """A joint graph that takes nothing: there are no gradients, and partition functions look for an input."""
+    graph = joint.module.graph
+    results = _outputs_of(graph)[: len(joint.layouts)]
+    graph.output_node().args = (tuple(results),)
+    graph.eliminate_dead_code(Node.is_impure)
+    for tangent in _placeholders(joint.module):
+        graph.erase_node(tangent)
+    doubles = [n for n, node in enumerate(results) if node in results[:n]]
+    return ForwardCall(joint, compile_fn(GraphModule(joint.module, graph)), None, [], [], [], doubles, [], [])
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """How many outputs the halves of a graph have for what partition functions drop."""
+
+    forward: int
+    backward: int
+
+
+def _keep_for_halves(graph: Graph, own: int, calls: Sequence[Node]) -> _Kept:
+    """Have the halves give what partition functions drop, which know of results alone.
+
+    These are random numbers that nobody reads, without which those that are drawn after them would be others, and
+    arguments of ``calls`` for what these do, which go.
+    """
+    ends = _outputs_of(graph)
+    read = nodes_behind(ends)
+    drawn = [node for node in graph.nodes if node not in read and is_random(node)]
+    later = [node for node in drawn if node.meta.get("partitioner_tag") == "must_be_in_backward"]
+    arguments = [argument for call in calls for argument in call.all_input_nodes]
+    sooner = list(dict.fromkeys([*(node for node in drawn if node not in later), *arguments]))
+    for call in calls:
+        graph.erase_node(call)
+    graph.output_node().args = ((*ends[:own], *sooner, *later, *ends[own:]),)
+    return _Kept(len(sooner), len(later))
+
+
+def _put_calls(graph: Graph, calls: Sequence[tuple[Node, Any, Any]]) -> None:
+    """Have a forward graph end with calls for what they do, in order, given with their arguments: all else is pure."""
+    own = {node.name: node for node in graph.nodes}
+    with graph.inserting_before(graph.output_node()):
+        for call, args, kwargs in calls:
+            arguments: Any = map_arg((args, kwargs), lambda argument: own[argument.name])
+            graph.call_function(call.target, *arguments).meta.update(call.meta)  # type: ignore[arg-type]
+
+
+def _draw_in_order(graph: Graph, names: Sequence[str]) -> None:
+    """Have a backward draw in the order of ``names``: partition functions put first what is used first."""
+    places = {name: place for place, name in enumerate(names)}
+    drawn = [node for node in graph.nodes if node.op == "call_function" and node.name in places]
+    wanted = sorted(drawn, key=lambda node: places[node.name])
+    if drawn == wanted:
+        return
+    moved = dict[Node, None]()
+    for draw in wanted:
+        behind = nodes_behind([draw])
+        moved.update(dict.fromkeys(node for node in graph.nodes if node in behind and node.op != "placeholder"))
+    for node in reversed(moved):
+        first = next(other for other in graph.nodes if other.op != "placeholder")
+        if first is not node:
+            first.prepend(node)
+
+
+def _save_bases(forward: GraphModule, backward: GraphModule, copies: Mapping[Any, Any], own: int) -> None:
+    """Have the backward take what several saved views are views of, and copy the views itself.
+
+    Where views are views, saving them along with their base costs nothing; copies have memory of their own. ``own``:
+    how many of the forward's outputs are not saved ones.
+    """
+    computed = {node.name: node for node in forward.graph.nodes if node.op != "output"}
+    taken = {node.name: node for node in _placeholders(backward)}
+    chains = {name: _chain(computed[name], copies) for name in taken if name in computed}
+    bases = [chain[0] for chain in chains.values() if len(chain) > 1]
+    kept = {name for name, chain in chains.items() if len(chain) == 1}
+    first: Node = next(node for node in backward.graph.nodes if node.op != "placeholder")
+    added, gone = list[Node](), set[str]()
+    made: dict[Node, Node] = {computed[name]: taken[name] for name in kept}
+    for name, chain in chains.items():
+        base = chain[0]
+        if len(chain) == 1 or (base.op != "placeholder" and base.name not in kept and bases.count(base) == 1):
+            continue
+        if base not in made:
+            with backward.graph.inserting_before(next(iter(backward.graph.nodes))):
+                made[base] = backward.graph.placeholder(base.name)
+            made[base].meta = dict(base.meta)
+            added += [base] if base.op != "placeholder" else []
+        for node in chain[1:]:
+            if node not in made:
+                with backward.graph.inserting_before(first):
+                    made[node] = backward.graph.node_copy(node, made.__getitem__)
+        taken[name].replace_all_uses_with(made[computed[name]])
+        backward.graph.erase_node(taken[name])
+        gone.add(name)
+    results = _outputs(forward)
+    saved = [node for node in results[own:] if node.name not in gone]
+    forward.graph.output_node().args = ((*results[:own], *saved, *added),)
+
+
+def _chain(node: Node, copies: Mapping[Any, Any]) -> list[Node]:
+    """The views that lead to a node, and before them what they are views of."""
+    chain = [node]
+    while chain[0].target in copies and len(chain[0].all_input_nodes) == 1:
+        chain.insert(0, chain[0].all_input_nodes[0])
+    return chain
+
+
+def _views(forward: GraphModule, own: int) -> list[tuple[int, int]]:
+    """Outputs in the memory of an input, or of one of the ``own`` first: of which, inputs counted before outputs.
+
+    Calls find it in their hands, and may write there before the backward.
+    """
+    inputs = _placeholders(forward)
+    first: dict[Node, tuple[Node, int]] = {node: (node, number) for number, node in enumerate(inputs)}
+    found = list[tuple[int, int]]()
+    for number, node in enumerate(_outputs(forward)):
+        if not isinstance(node, Node):
+            continue
+        if number < own:
+            first.setdefault(_root(node), (node, len(inputs) + number))
+        shown, source = first.get(_root(node), (node, 0))
+        if shown is not node:
+            found.append((number, source))
+    return found
+
+
+def _root(node: Node) -> Node:
+    """The node whose memory another one's is, as far as operators say so."""
+    while node.op == "call_function":
+        viewing: Any = node.args[0] if node.target is operator.getitem else node
+        if not isinstance(viewing, Node) or not _is_view(viewing.target):
+            break
+        node = node.all_input_nodes[0]
+    return node
+
+
+def _is_view(op: Any) -> bool:
+    return isinstance(op, OpOverload) and (op is torch.ops.aten._unsafe_view.default or tables.views(op))
+
+
+def _placeholders(module: GraphModule) -> list[Node]:
+    return list(module.graph.find_nodes(op="placeholder"))
+
+
+def _outputs(module: GraphModule) -> list[Any]:
+    return _outputs_of(module.graph)
+
+
+def _outputs_of(graph: Graph) -> list[Any]:
+    return list(pytree.arg_tree_leaves(graph.output_node().args[0]))
+
+
+def _saved(backward: GraphModule, outputs: Sequence[Any], own: int, inputs: Mapping[str, int]) -> list[int | Node]:
+    """What the backward takes, but for the tangents, which are last: inputs of the graph, by position, and outputs."""
+    known: dict[str, int | Node] = {node.name: node for node in outputs if isinstance(node, Node)} | {**inputs}
+    taken = [node.name for node in _placeholders(backward) if not node.name.startswith("tangents_")]
+    rest = iter([node for node in outputs[own:] if node.name not in taken])  # states of random numbers, in order
+    return [known[name] if name in known else next(rest) for name in taken]
+
+
+def _rebuilt(
+    module: GraphModule, names: Mapping[str, str], outputs: Sequence[Any], copies: Mapping[Any, Any]
+) -> GraphModule:
+    """A graph with the program's names for its inputs, other outputs, and copies where views stand for them."""
+    graph, made = Graph(), dict[Node, Node]()
+    for node in _placeholders(module):
+        made[node] = graph.placeholder(names.get(node.name, node.name))
+        made[node].meta = dict(node.meta)
+    graph.graph_copy(module.graph, made)
+    for node in graph.nodes:
+        node.target = copies.get(node.target, node.target)
+    graph.output(map_arg(tuple(outputs), made.__getitem__))
+    graph.eliminate_dead_code(Node.is_impure)
+    return GraphModule(module, graph)
+
+
+def _views_for_copies(graph: Graph) -> dict[Any, Any]:
+    """Have view ops stand for their copying twins, which partition functions take for work; returns the twins.
+
+    Where a graph has both, they could not be told apart afterwards: the copies stay.
+    """
+    twins: dict[Any, Any] = {}
+    views = {node.target for node in graph.nodes}
+    for node in graph.nodes:
+        view = _view_of(node.target) if node.op == "call_function" else None
+        if view is not None and view not in views:
+            twins[view] = node.target
+            node.target = view
+    return twins
+
+
+def _view_of(op: Any) -> Any:
+    """The view op whose copying twin an op is, if it is one."""
+    base, _, overload = op.name().partition(".") if isinstance(op, OpOverload) else ("", "", "")
+    if not base.endswith("_copy"):
+        return None
+    view = f"{base.removesuffix('_copy')}{'.' if overload else ''}{overload}"
+    known = view in tables.known_ops() and tables.row(tables.overload(view)).copy == op.name()
+    return tables.overload(view) if known else None

@@ -1,0 +1,1 @@
+"""A captured program, its variants, and how a call of it runs."""

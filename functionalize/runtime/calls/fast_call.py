@@ -1,0 +1,131 @@
+"""A call of a program that returns its graph's results as they come: no view of an input, no object, no new gradient.
+
+Most programs are such. What a call otherwise decides step by step is written down after a first call as one function,
+from the arguments to what the program returns; it compares what the graph gives with what it gave then.
+
+Invariant: it does what the guards, `compute` and `finish` do. Limits: calls that autograd does not follow, with
+arguments that are tensors and plain values; others take the long way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from functionalize._torch.dispatch import (
+    BelowVersions,
+    TensorGuards,
+    any_autocast,
+    in_functorch_transform,
+)
+from functionalize._torch.tensors import count_writes
+from functionalize.python_state.reconstruct import TensorRef
+from functionalize.runtime.arguments import CallingConvention
+from functionalize.runtime.autograd.joint import called
+from functionalize.runtime.calls.bindings import bound
+from functionalize.runtime.guards.compiled import FastGuards, Source, all_of
+from functionalize.runtime.metadata import AliasKind, InputMutation, ProgramMetadata
+
+PlainCall = Callable[[Sequence[Any], dict[str, Any]], Any]  # what a program returns; None: take the long way
+_copy = torch.ops.aten.copy_.default._op
+
+
+@dataclass(frozen=True, eq=False)
+class Plain:
+    """What a plain call is made of."""
+
+    metadata: ProgramMetadata
+    convention: CallingConvention
+    function: Callable[..., Any]  # the graph
+    may_fail: bool  # whether it has written nothing where an operator raises, and the program is to be run then
+    assemble: Callable[[Sequence[Any]], Any]  # from leaves to what the program returns
+    otherwise: Callable[[list[Any], Sequence[Any]], Any]  # the same from inputs and results of another look
+
+    def call(
+        self, guards: FastGuards, inputs: Sequence[Any], results: Sequence[Any], leaves: Sequence[Any]
+    ) -> PlainCall | None:
+        """The function; ``inputs``, ``results``, ``leaves``: of a call that passed, its graph and what it returned.
+
+        None where a call does more than that.
+        """
+        returned = self._returned(results, leaves)
+        if not returned or guards.rare or not guards.flat:
+            return None
+        names, keywords = self.convention.names, self.convention.keywords
+        source = Source()
+        source.refuse("in_transform() is not None", in_transform=in_functorch_transform)
+        source.refuse(f"{'tuple(kwargs) != keywords' if keywords else 'kwargs'} or len(args) != {len(names)}")
+        source.lines.append(f"leaves = {'(*args, *kwargs.values())' if keywords else 'args'}")
+        source.lines += guards.source.lines
+        source.known |= {
+            "keywords": keywords,
+            **guards.source.known,
+            **self._known(inputs, [results[n] for n in returned]),
+        }
+        source.lines += self._lines(returned)
+        call: PlainCall = source.function("args, kwargs")
+        return call
+
+    def _returned(self, results: Sequence[Any], leaves: Sequence[Any]) -> list[int]:
+        """Which of the graph's results the program returns, as they are; none where it does more."""
+        metadata = self.metadata
+        others = (
+            metadata.bases,
+            metadata.gradients,
+            metadata.left,
+            metadata.requiring,
+            metadata.symbols.asserted,
+            metadata.graph.decisions,
+        )
+        if any(others) or metadata.graph.keeps_workspaces or not all(map(_is_plain, metadata.mutations)):
+            return []
+        outputs = [metadata.outputs[one.number] for one in metadata.results if isinstance(one, TensorRef)]
+        own = [alias for alias in outputs if alias.kind is AliasKind.RESULT and alias.gradient is None]
+        found = [alias.result for alias in own if alias.result is not None]
+        plain = len(found) == len(leaves) and all(map(_is_returned, (results[n] for n in found), leaves))
+        return found if plain else []
+
+    def _known(self, inputs: Sequence[Any], returned: Sequence[torch.Tensor]) -> dict[str, Any]:
+        sizes: list[Any] = [list(result.size()) for result in returned]
+        strides: list[Any] = [list(result.stride()) for result in returned]
+        function = bound(self.function, inputs)  # no function mode is on, which was compared
+        looks = TensorGuards(*returned, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
+        return {
+            # Whether some autocast is on was compared.
+            "graph": (lambda *inputs: called(function, inputs)) if any_autocast() else function,
+            "unseen": BelowVersions,
+            "copy": _copy,
+            "count": count_writes,
+            "alike": looks.check,
+            "assemble": self.assemble,
+            "otherwise": self.otherwise,
+        }
+
+    def _lines(self, returned: Sequence[int]) -> list[str]:
+        taken = all_of("inputs", self.metadata.taken, len(self.metadata.inputs))
+        leaves = ", ".join(f"results[{number}]" for number in returned)
+        copies = [(write.result, m.input) for m in self.metadata.mutations for write in m.writes]
+        return [
+            *(["try:"] if self.may_fail else []),
+            f"{'    ' if self.may_fail else ''}with unseen(): results = graph({taken})",
+            *(["except Exception: return None"] if self.may_fail else []),
+            f"if not alike({leaves}): return otherwise(inputs, results)",
+            *(["with unseen():"] if copies else []),
+            *(f"    if inputs[{n}] is not results[{k}]: copy(inputs[{n}], results[{k}])" for k, n in copies),
+            *(f"count(inputs[{n}], {count})" for n, count in self.metadata.versions.items()),
+            f"return {leaves if self.metadata.spec.is_leaf() else f'assemble(({leaves},))'}",
+        ]
+
+
+def _is_returned(result: Any, leaf: Any) -> bool:
+    """Whether a result is what the program returns, and looks as torch can compare fast."""
+    return result is leaf and leaf.layout is torch.strided and not leaf.is_nested and not leaf.requires_grad
+
+
+def _is_plain(mutation: InputMutation) -> bool:
+    """Whether an input is written as a whole, and nothing else is done to it."""
+    otherwise = mutation.metadata or mutation.after or mutation.layout is not None or mutation.differentiable
+    return not otherwise and not any(write.path for write in mutation.writes)

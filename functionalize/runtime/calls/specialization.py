@@ -1,0 +1,425 @@
+"""One way in which a program may be called: what one capture gave, compiled when it is first needed.
+
+Invariant: a call that is refused has changed nothing. Limits: one call of a program that writes at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import itemgetter
+from typing import Any
+
+import torch
+from torch.export.graph_signature import ExportGraphSignature, OutputKind
+from torch.fx import Graph, GraphModule, Node
+
+from functionalize._torch import pytree
+from functionalize._torch.fakes import substitutes
+from functionalize.aliasing.history import Historian
+from functionalize.call_stack import Location
+from functionalize.errors import DataDependentError, InputMismatchError, OverlappingInputsError, in_words
+from functionalize.python_state.walk import StateWalk
+from functionalize.runtime.arguments import CallArguments, CallingConvention
+from functionalize.runtime.autograd.joint import Derivative, ForwardCall, JointGraph, Orders
+from functionalize.runtime.autograd.partition import PartitionFn, partition
+from functionalize.runtime.call_tree import CallTree
+from functionalize.runtime.calls.computation import (
+    Computed,
+    checked,
+    compute,
+    compute_differentiably,
+    compute_undifferentiably,
+)
+from functionalize.runtime.calls.decided_call import compute_as_decided, decided_ahead
+from functionalize.runtime.calls.execution import finish
+from functionalize.runtime.calls.fast_call import Plain, PlainCall
+from functionalize.runtime.capturing import CAPTURING
+from functionalize.runtime.decisions import Answers, Decision, Diverged, agree
+from functionalize.runtime.graphs.graph_forms import executable, reinplace
+from functionalize.runtime.guards.compiled import FastGuards, Passes, fast_guards
+from functionalize.runtime.guards.guards import Guards
+from functionalize.runtime.guards.modes import set_modes
+from functionalize.runtime.guards.replaced_objects import ReplacedObjects
+from functionalize.runtime.guards.sizes import Sizes, no_sizes
+from functionalize.runtime.metadata import ProgramMetadata
+from functionalize.runtime.random_state import RandomState, Seed, sources
+
+_NUMBERS = itertools.count()  # of specializations, as they are made
+# Captures a program for arguments, for so many derivatives, and, if given, the way of some answers to its decisions.
+Recapture = Callable[..., "Capture"]
+
+
+_VIEWING = 8  # how many are kept for calls whose inputs are views of tensors that have other strides; the oldest goes
+_CHANGES = (
+    "the program changes Python state\n"
+    "    why  it runs again for its second derivative, and would find other state than in the first run\n"
+    "    try  compute the gradients (torch.autograd.grad(..., create_graph=True)) inside the captured program"
+)
+_CHANGED = (
+    "the program now computes something else than when it was captured\n"
+    "    why  it runs again for its second derivative, and Python state has changed since the call\n"
+    "    try  compute the gradients (torch.autograd.grad(..., create_graph=True)) inside the captured program"
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Recorded:
+    """A program that was recorded: its graph, and what a recording tells beside it."""
+
+    graph: Graph
+    root: torch.nn.Module  # what the graph's attributes are found on
+    metadata: ProgramMetadata
+    joint: JointGraph | Exception | None  # the backward; why there is none; None where no result requires grad
+    signature: Callable[[], ExportGraphSignature]
+    historian: Historian
+    written: Sequence[tuple[OutputKind, str, Any]]  # inputs and state, each with its base in the history
+    shared: list[list[str]]  # names of graph inputs that share a storage
+    asked: Mapping[tuple[int, str], Location | None]  # what the program asked inputs, by number; for errors, the lines
+    endings: Sequence[tuple[frozenset[Node], str]] = ()  # of gradients: the nodes whose they are, and where
+    refused: Mapping[int, Exception] = field(default_factory=dict)  # results without gradients, and why
+
+
+@dataclass(frozen=True, eq=False)
+class Capture:
+    """What one capture gives: everything that a :class:`Specialization` is made of."""
+
+    recorded: Recorded
+    guards: Guards
+    state: StateWalk
+    convention: CallingConvention
+    modes_left: Mapping[str, Any]  # modes that the program leaves changed
+    tree: CallTree  # of the arguments
+    seed: Seed | None  # what the program sets torch's generators to
+    original: Callable[..., Any]  # the program itself
+    catches: bool  # whether code of its own catches errors
+    converts: bool  # whether `float` and `int` of data-dependent numbers decided nothing
+    unread: Sequence[Callable[[], Any]]  # draw numbers of Python's or NumPy's generators that nobody looks at
+
+    @property
+    def set_in_torch(self) -> dict[str, Any]:
+        """What the program sets in torch itself, by name: no graph can."""
+        what, value = "seed of torch generators", None if self.seed is None else self.seed.number
+        return {**self.modes_left, **({} if self.seed is None else {what: "what it was" if value is None else value})}
+
+
+def _answers_by_line(known: Sequence[Decision], asked: Sequence[Decision]) -> Answers:
+    """What is asked, answered as the same line was before; where it was not asked, as it was now."""
+    before: dict[str, list[Any]] = {}
+    for decision in known:
+        before.setdefault(decision.location, []).append(decision.answer)
+    lines = {location: iter(answers) for location, answers in before.items()}
+    return tuple(next(lines.get(decision.location, iter(())), decision.answer) for decision in asked)
+
+
+def _executed(half: GraphModule) -> Callable[..., Any]:
+    return executable(half.graph, half).forward
+
+
+def _unknown(arguments: CallArguments) -> None:
+    """Of no call it is known whether it passes."""
+
+
+def _unknown_call(args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    """The same, of calls that would be run at once."""
+
+
+class Specialization:
+    """A captured graph, and what runs it."""
+
+    def __init__(self, capture: Capture, partition_fn: PartitionFn | None, recapture: Recapture) -> None:
+        self.capture, self.recorded, self.metadata = capture, capture.recorded, capture.recorded.metadata
+        self.guards, self._partition_fn, self._recapture = capture.guards, partition_fn, recapture
+        self.number = next(_NUMBERS)
+        self.kind = object()  # of calls: variants of one have the same
+        # Both give None for a call that is perhaps none of this program's, or takes longer to check.
+        self.passed: Passes = _unknown
+        self.plain: PlainCall = _unknown_call
+        self._replaced = ReplacedObjects(self.guards)
+        self._fast: FastGuards | None = None
+        self._slowly = 0  # how many calls the guards themselves let pass
+        self._orders: Orders | None = None
+        self._viewing: list[Specialization] = []
+
+    @functools.cached_property
+    def graph_module(self) -> GraphModule:
+        """The graph, as a module: of state and inputs, in the order of the signature."""
+        return GraphModule(self.recorded.root, self.recorded.graph, "Captured")
+
+    @property
+    def decisions(self) -> tuple[Decision, ...]:
+        """The branches that the program takes on tensor values."""
+        return self.metadata.graph.decisions
+
+    @property
+    def answers(self) -> Any:
+        """How the data decided when it was captured."""
+        return self.metadata.graph.answers
+
+    def is_like(self, other: Specialization) -> bool:
+        """Whether both compute and write the same."""
+        one, two = self.recorded, other.recorded
+        if self.answers != other.answers:
+            return False
+        return str(one.graph) == str(two.graph) and str(one.signature()) == str(two.signature())
+
+    def takes_as(self, other: Specialization) -> bool:
+        """Whether both have the same inputs, and ask the same questions of the data."""
+        one, two = ([entry.name for entry in known.metadata.inputs] for known in (self, other))
+        return one == two and self.capture.converts == other.capture.converts
+
+    def again(self, args: Any, kwargs: Any) -> Specialization:
+        """The same program captured once more, as the objects of its state are now.
+
+        Where it asks on the same lines it decides as this one: arguments of zeros or random numbers decide nothing.
+        """
+
+        def captured(answers: Answers | None = None) -> Specialization:
+            capture = self._recapture(args, kwargs, answers=answers)
+            return Specialization(capture, self._partition_fn, self._recapture)
+
+        if not self.decisions:
+            return captured()
+        with contextlib.suppress(DataDependentError):
+            later = captured(self.answers)
+            if [one.location for one in later.decisions] == [one.location for one in self.decisions]:
+                return later
+        later = captured()
+        answers = _answers_by_line(self.decisions, later.decisions)
+        with contextlib.suppress(DataDependentError):
+            return later if agree(answers, later.answers) else captured(answers)
+        return later
+
+    def checked(self, arguments: CallArguments) -> list[Any] | InputMismatchError:
+        """The inputs for a call, or why it is not one of this program's."""
+        try:
+            inputs, followed = self._replaced.check(arguments)
+        except InputMismatchError as error:
+            return error
+        if followed:
+            self.passed, self.plain = _unknown, _unknown_call
+        if arguments.are_examples:
+            return inputs
+        self._slowly += 1
+        if self._slowly & (self._slowly - 1) == 0:  # ever more seldom: it takes as long as calls do
+            self._fast = fast_guards(self.guards, arguments, inputs)
+            if self._fast is not None:
+                self.passed = self._fast.passes()
+        return inputs
+
+    def run(self, inputs: list[Any], arguments: CallArguments) -> Any:
+        """Compute, write back, and return what the original does.
+
+        Raises:
+            Diverged: the data take another branch; nothing has changed.
+        """
+        if isinstance(self._joint, OverlappingInputsError):
+            known, inputs = self._with_views(arguments)
+            return known.run(inputs, arguments)
+        zeros = self.guards.missing_gradients(inputs)
+        for number, gradient in zeros.items():
+            inputs[number] = gradient
+        if self._ahead is not None:
+            self._ahead(inputs)
+        computed = self._computed_or_failed(inputs, arguments)
+        if computed is None:
+            return self.capture.original(*arguments.args, **arguments.kwargs)
+        for number, gradient in zeros.items():  # nothing is refused from here on
+            inputs[self.metadata.inputs[number].gradient_of].grad = gradient  # type: ignore[index]
+        leaves = finish(self.metadata, inputs, [self.capture.state, arguments], computed)
+        for draw in self.capture.unread:
+            draw()
+        if self.capture.modes_left:
+            set_modes(self.capture.modes_left)
+        elif self._fast is not None and self._joint is None and self._fails_plainly:
+            self._make_plain(self._fast, inputs, computed.results, leaves)
+        return self._assemble(leaves)
+
+    def _with_views(self, arguments: CallArguments) -> tuple[Specialization, list[Any]]:
+        """The program as it is where inputs that overlap are views of one tensor, and its inputs for a call.
+
+        Only gradients need it: the graph of a program that is exported has no other inputs than the program.
+        """
+        for known in self._viewing:
+            passed = known.passed(arguments)
+            if passed is not None:
+                return known, passed
+        with CAPTURING:
+            for known in self._viewing:
+                inputs = known.checked(arguments)
+                if isinstance(inputs, list):
+                    return known, inputs
+            recapture = functools.partial(self._recapture, as_views=True)
+            capture = recapture(arguments.args, arguments.kwargs, answers=self.answers)
+            made = Specialization(capture, self._partition_fn, recapture)
+            inputs = made.checked(arguments)
+            if not isinstance(inputs, list):
+                raise inputs
+            self._viewing = [made, *self._viewing][:_VIEWING]
+        return made, inputs
+
+    def _make_plain(
+        self, guards: FastGuards, inputs: Sequence[Any], results: Sequence[Any], leaves: Sequence[Any]
+    ) -> None:
+        """Have the next calls take the short way, if there is one; what else is given is of this call."""
+
+        def otherwise(inputs: list[Any], results: Sequence[Any]) -> Any:
+            return self._assemble(finish(self.metadata, inputs, [], checked(self.metadata, inputs, results)))
+
+        graph = self._function, self.capture.catches
+        made = Plain(self.metadata, self.capture.convention, *graph, self._assemble, otherwise)
+        self.plain, self._fast = made.call(guards, inputs, results, leaves) or self.plain, None
+
+    @property
+    def _joint(self) -> JointGraph | Exception | None:
+        """The backward, in a call that autograd is to know of."""
+        return self.recorded.joint
+
+    def _computed_or_failed(self, inputs: Sequence[Any], arguments: CallArguments) -> Computed | None:
+        """What the graph gives; None where an operator raises, and the program, which has handlers, is to do the rest.
+
+        Others raise the error: a program that is run again would hide what is wrong with a graph.
+        """
+        random = self._random_state(inputs) if self.capture.catches else RandomState()
+        try:
+            with contextlib.nullcontext() if self.capture.seed is None else self.capture.seed.set():
+                return self._computed_as_decided(inputs, arguments)
+        except Diverged:
+            raise
+        except Exception as error:
+            acts = self.metadata.graph.acts
+            if acts or not self.capture.catches or (in_words(error) and not isinstance(error, DataDependentError)):
+                raise
+        random.restore()
+        return None
+
+    def _random_state(self, inputs: Sequence[Any]) -> RandomState:
+        return RandomState.now(self._draws, {self.metadata.inputs[n].name: inputs[n] for n in self.metadata.taken})
+
+    @functools.cached_property
+    def _draws(self) -> tuple[Any, ...]:
+        """What the graph draws random numbers from."""
+        return sources(self.recorded.graph, self.recorded.root)
+
+    @property
+    def _fails_plainly(self) -> bool:
+        """Whether a call that fails may be run once more: it acts on nothing, and has no random numbers to put back."""
+        capture = self.capture
+        acts = self._draws or self.metadata.graph.acts
+        return capture.seed is None and not capture.unread and not (capture.catches and acts)
+
+    def _computed_as_decided(self, inputs: Sequence[Any], arguments: CallArguments) -> Computed:
+        compute_all = functools.partial(self._computed, inputs, arguments)
+        if self.decisions and self._ahead is None:
+            return compute_as_decided(self.metadata, self._function, inputs, compute_all)
+        return compute_all()
+
+    def _computed(self, inputs: Sequence[Any], arguments: CallArguments) -> Computed:
+        """What the graph gives, known to autograd where the original's results are."""
+        joint = self._joint
+        if joint is None:
+            return compute(self.metadata, self._function, inputs)
+        if isinstance(joint, Exception):
+            return compute_undifferentiably(self.metadata, self._pure, inputs, joint)
+        if self._orders is None:
+            with CAPTURING:  # cutting it uses the joint graph up: another thread waits for the halves
+                if self._orders is None:
+                    halves, further = self._partitioned(joint), self._next_order(inputs, arguments)
+                    self._orders = Orders(
+                        halves, further, no_sizes if self.guards.sizes is None else self.guards.sizes.of
+                    )
+        return compute_differentiably(self.metadata, self._orders, inputs, self.recorded.refused)
+
+    def _partitioned(self, joint: JointGraph) -> ForwardCall:
+        return partition(joint, self._partition_fn, _executed)
+
+    def _next_order(self, inputs: Sequence[Any], arguments: CallArguments) -> Callable[[int, Sizes], Derivative]:
+        """What captures a derivative of an order: for arguments like those of a call, whose data are not held."""
+        tensors = [leaf for leaf in arguments.leaves if isinstance(leaf, torch.Tensor)]
+        known = zip(self.metadata.inputs, inputs, strict=True)
+        substitute, state = substitutes(tensors), {id(value) for entry, value in known if entry.slot is not None}
+        answers = self.answers
+        made = _or_error(lambda: arguments.like(lambda leaf: leaf if id(leaf) in state else substitute(leaf)))
+
+        def captured(order: int, sizes: Sizes) -> Derivative:
+            if isinstance(made, Exception):
+                raise made
+            if self.metadata.left:
+                raise RuntimeError(_CHANGES)
+            args, kwargs = made
+            given = self.capture.convention.arguments(args, kwargs)
+            values = self.guards.check(given)
+            if sizes:  # symbols are made for sizes of tensors that are not fake
+                laid_out = {id(values[number]): layout for number, *layout in sizes}
+                args, kwargs = given.like(lambda leaf: _empty_like(leaf, *laid_out.get(id(leaf), ())))
+            found = Specialization(self._recapture(args, kwargs, order, answers), self._partition_fn, self._recapture)
+            joint = found.recorded.joint
+            if isinstance(joint, Exception):
+                raise joint
+            if joint is None or not found.is_like(self):
+                raise RuntimeError(_CHANGED)
+            decides = found.guards.sizes if found.guards.dynamic == self.guards.dynamic else None
+            return Derivative(self._partitioned(joint), sizes.__eq__ if decides is None else decides.holds_for)
+
+        return captured
+
+    @functools.cached_property
+    def _ahead(self) -> Callable[[Sequence[Any]], None] | None:
+        """What checks the decisions before anything is computed, where numbers of Python's decide alone."""
+        return decided_ahead(self.recorded.graph, self.recorded.root, self.metadata) if self.decisions else None
+
+    @functools.cached_property
+    def _function(self) -> Callable[..., Any]:
+        """The graph as a function. It writes in the memory of inputs that are written back anyway, where it can."""
+        root = self.recorded.root
+        if self._in_place is not None:
+            return executable(self._in_place.graph, root).forward
+        return executable(self.recorded.graph, root, decisions=self.decisions).forward
+
+    @functools.cached_property
+    def _pure(self) -> Callable[..., Any]:
+        """The graph as a function that writes nothing."""
+        return executable(self.recorded.graph, self.recorded.root).forward
+
+    @functools.cached_property
+    def _in_place(self) -> GraphModule | None:
+        """The graph with writes; None where it has none, or where a call that does not end so has written nothing."""
+        checked = (self.decisions and self._ahead is None) or self.metadata.symbols.asserted or self.capture.catches
+        if checked or not self.guards.inputs_are_disjoint:
+            return None
+        return reinplace(self.recorded.graph, self.recorded.root, self.metadata)
+
+    @functools.cached_property
+    def _assemble(self) -> Callable[[Sequence[Any]], Any]:
+        """Makes what the program returns of its leaves."""
+        spec = self.metadata.spec
+        if spec.is_leaf():
+            return itemgetter(0)
+        if spec.type in (tuple, list) and all(child.is_leaf() for child in spec.children()):
+            return tuple if spec.type is tuple else list
+        return functools.partial(pytree.tree_unflatten, treespec=spec)
+
+    def inputs_of_graph(self, inputs: list[Any]) -> list[Any]:
+        """What the graph takes, of the inputs of a call."""
+        for number, zeros in self.guards.missing_gradients(inputs).items():
+            inputs[number] = zeros
+        return [inputs[number] for number in self.metadata.taken]
+
+
+def _or_error(make: Callable[[], Any]) -> Any:
+    try:
+        return make()
+    except Exception as error:
+        return error
+
+
+def _empty_like(tensor: torch.Tensor, size: Any = None, stride: Any = None) -> torch.Tensor:
+    """A tensor of the size and the strides of a fake one, or of others."""
+    size, stride = (tensor.size(), tensor.stride()) if size is None else (size, stride)
+    with torch.enable_grad():
+        made = torch.empty_strided(size, stride, dtype=tensor.dtype, device=tensor.device)
+        made.requires_grad_(tensor.requires_grad)
+        return made if tensor.is_leaf else made.clone()

@@ -1,0 +1,199 @@
+"""Other forms of a captured graph: with writes in place, as a call runs it; ending in ``copy_``, as ``make_fx`` does.
+
+A scatter copies its base to write a part of the copy. Where the base is an input that the call is to write back anyway,
+and nothing reads the old one afterwards, the part is written in place: a decoding step writes a row of its cache.
+
+Invariant: each node has the value that it has in the graph without mutation. Limits: in place where inputs share no
+memory, and in calls that autograd does not follow; by ``copy_`` where inputs do not change to sizes that are symbols.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from functionalize._torch import OpOverload, pytree
+from functionalize._torch.dispatch import direct_call
+from functionalize.runtime.decisions import Decision, with_assertions, with_checks
+from functionalize.runtime.graphs.view_reads import have_read_views
+from functionalize.runtime.metadata import InputMutation, InputRef, NewStorage, ProgramMetadata
+
+aten = torch.ops.aten
+
+# Ops that write a part of a copy of their first argument, and how the same is done in place.
+IN_PLACE: dict[Any, Any] = {
+    aten.index_copy.default: aten.index_copy_.default,
+    aten.index_put.default: aten.index_put_.default,
+    aten.index_add.default: aten.index_add_.default,
+    aten.index_fill.int_Scalar: aten.index_fill_.int_Scalar,
+    aten.scatter.src: aten.scatter_.src,
+    aten.scatter.value: aten.scatter_.value,
+    aten.scatter_add.default: aten.scatter_add_.default,
+    aten.masked_fill.Scalar: aten.masked_fill_.Scalar,
+}
+# Ops that copy a value into a view of a copy: the view's op takes what follows the value.
+VIEW_OF: dict[Any, Any] = {
+    aten.slice_scatter.default: aten.slice.Tensor,
+    aten.select_scatter.default: aten.select.int,
+    aten.diagonal_scatter.default: aten.diagonal.default,
+}
+
+# Ops that take a place in a storage, and which argument it is.
+_PLACES: dict[Any, int] = {
+    aten.as_strided.default: 3,
+    aten.as_strided_copy.default: 3,
+    aten.as_strided_scatter.default: 4,
+}
+
+
+def reinplace(graph: Graph, root: torch.nn.Module, metadata: ProgramMetadata) -> GraphModule | None:
+    """The graph with writes in place where they can be; None where none can. The inputs must share no memory."""
+    chains = _chains(graph, metadata)
+    if not chains:
+        return None
+    new, copies = Graph(), dict[Node, Node]()
+    new.output(new.graph_copy(graph, copies))
+    for node in map(copies.__getitem__, chains):
+        _write_in_place(new, node)
+    return GraphModule(root, new, "CapturedInPlace")
+
+
+def _chains(graph: Graph, metadata: ProgramMetadata) -> list[Node]:
+    """Scatters that can write in place, in order."""
+    inputs = dict(zip(metadata.taken, graph.find_nodes(op="placeholder"), strict=True))
+    memory = {  # of inputs that are written, as it is so far
+        inputs[mutation.input]
+        for mutation in metadata.mutations
+        if not (mutation.metadata or mutation.after or mutation.layout or mutation.overlaps)
+    }
+    results: Any = graph.output_node().args[0]
+    own = {results[alias.result] for alias in metadata.outputs if alias.result is not None and alias.input is None}
+    order = {node: number for number, node in enumerate(graph.nodes)}
+    found = []
+    for node in graph.nodes:
+        base: Any = node.args[0] if node.target in IN_PLACE or node.target in VIEW_OF else None
+        if base in memory and node not in own and _reads_last(node, base, order):
+            found.append(node)
+            memory.add(node)
+    return found
+
+
+def _reads_last(node: Node, base: Node, order: dict[Node, int]) -> bool:
+    """Whether nothing reads the memory of a scatter's base afterwards, and the scatter as its base alone."""
+    shared = _views_of(base)
+    arguments = pytree.tree_leaves(([*node.args[1:]], node.kwargs))
+    if any(isinstance(arg, Node) and arg in shared for arg in arguments):
+        return False
+    if node.meta["val"].dtype != base.meta["val"].dtype or node.meta["val"].stride() != base.meta["val"].stride():
+        return False
+    if any(_is_addressed(user) for view in _views_of(node) for user in view.users):
+        return False
+    return all(order[user] <= order[node] for view in shared for user in view.users)
+
+
+def _is_addressed(node: Node) -> bool:
+    """Whether a node goes by places of a storage: that of an input begins elsewhere than that of a result."""
+    place = _PLACES.get(node.target)
+    return place is not None and (len(node.args) > place or "storage_offset" in node.kwargs)
+
+
+def _views_of(base: Node) -> set[Node]:
+    """The nodes that share a node's memory: itself, and its views, and theirs."""
+    found, ahead = {base}, [base]
+    while ahead:
+        for user in ahead.pop().users:
+            if getattr(user.target, "is_view", False) and user not in found:
+                found.add(user)
+                ahead.append(user)
+    return found
+
+
+def _write_in_place(graph: Graph, node: Node) -> None:
+    """Have a scatter write in its base's memory; the base stands for the result."""
+    base, *args = node.args
+    with graph.inserting_before(node):
+        if node.target in IN_PLACE:
+            graph.call_function(IN_PLACE[node.target], node.args, node.kwargs)
+        else:
+            view = graph.call_function(VIEW_OF[node.target], (base, *args[1:]))
+            graph.call_function(aten.copy_.default, (view, args[0]))
+    node.replace_all_uses_with(base)  # type: ignore[arg-type]
+    graph.erase_node(node)
+
+
+def executable(graph: Graph, root: torch.nn.Module, *, decisions: Sequence[Decision] = ()) -> GraphModule:
+    """The same graph as a call runs it: operators without torch's layer in Python, no copies where views do as well.
+
+    ``decisions``: compared as soon as they are computed.
+    """
+    new = Graph()
+    new.output(new.graph_copy(graph, {}))
+    with_checks(new, decisions)
+    have_read_views(new)
+    for node in new.nodes:
+        if isinstance(node.target, OpOverload):
+            node.target = direct_call(node.target)
+    return GraphModule(root, new, "Executed")
+
+
+def with_copies(graph: Graph, root: torch.nn.Module, metadata: ProgramMetadata) -> GraphModule:
+    """A program's graph; write-backs and assertions of its decisions are nodes, its outputs those of the caller."""
+    new = Graph()
+    results: Any = new.graph_copy(graph, {})
+    inputs = dict(zip(metadata.taken, new.find_nodes(op="placeholder"), strict=True))
+    for mutation in metadata.mutations:
+        _emit(new, mutation, inputs, results)
+    new.output(results)
+    with_assertions(new, metadata.graph.decisions)
+    first = sum(len(mutation.writes) for mutation in metadata.mutations)
+    new.output_node().args = (tuple(results[first : len(results) - len(metadata.graph.decisions)]),)
+    return GraphModule(root, new, "CapturedWithCopies")
+
+
+def asserting(graph: Graph, root: torch.nn.Module, metadata: ProgramMetadata) -> GraphModule:
+    """A program's graph that asserts its decisions, which are no outputs."""
+    new, decisions = Graph(), metadata.graph.decisions
+    results: Any = new.graph_copy(graph, {})
+    new.output(results)
+    with_assertions(new, decisions)
+    new.output_node().args = (tuple(results[: len(results) - len(decisions)]),)
+    return GraphModule(root, new, "CapturedVariant")
+
+
+def _emit(graph: Graph, mutation: InputMutation, inputs: dict[int, Node], results: Any) -> None:
+    target = inputs[mutation.input]
+    for op, args in mutation.metadata:
+        graph.call_function(op, (target, *(_argument(graph, arg, inputs) for arg in args)))
+    for write in mutation.writes:
+        part = target
+        if mutation.layout is not None:
+            where = [list(mutation.layout.size), list(mutation.layout.stride), mutation.layout.offset]
+            part = graph.call_function(aten.as_strided.default, (target, *map(_numbers, where)))
+        for op, args in write.path:
+            part = graph.call_function(op, (part, *map(_numbers, args)))
+        graph.call_function(aten.copy_.default, (part, results[write.result]))
+    for op, args in mutation.after:
+        graph.call_function(op, (target, *map(_numbers, args)))
+
+
+def _argument(graph: Graph, argument: Any, inputs: dict[int, Node]) -> Any:
+    if isinstance(argument, InputRef):
+        return inputs[argument.number]
+    if isinstance(argument, NewStorage):
+        options: dict[str, Any] = {"dtype": argument.dtype, "device": argument.device}
+        return graph.call_function(aten.empty.memory_format, (_numbers(list(argument.size)),), options)
+    return _numbers(argument)
+
+
+def _numbers(argument: Any) -> Any:
+    """Sizes as numbers: a node cannot hold a symbol."""
+    for item in argument if isinstance(argument, (list, tuple)) else [argument]:
+        if hasattr(item, "free_symbols"):
+            raise NotImplementedError(
+                "this program changes the size of an input to one that differs from call to call, which no node can "
+                "name; call the program itself, or capture it without dynamic_shapes"
+            )
+    return argument

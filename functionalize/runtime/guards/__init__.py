@@ -1,0 +1,1 @@
+"""What a captured program requires of its calls."""

@@ -1,0 +1,1 @@
+"""Functions of torch that are decomposed above the dispatcher."""

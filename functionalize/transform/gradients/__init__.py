@@ -1,0 +1,1 @@
+"""What autograd needs to know beyond the graph."""

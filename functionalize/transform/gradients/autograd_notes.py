@@ -1,0 +1,405 @@
+"""What a program does, while it is traced, that a graph cannot show and gradients or guards depend on.
+
+Invariant: notes are only added while the program runs. Limits: what is asked by C++ alone is not seen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Iterable, Iterator, Sequence, Set
+from typing import Any
+
+import torch
+
+from functionalize._torch import (
+    BEGIN,
+    FOLLOWED_VIEW,
+    HOOKS,
+    LAYOUT,
+    LEAF_VIEW,
+    OFFSET,
+    SILENT_VIEW,
+    STORAGE,
+    VERSION,
+    VIEW,
+    FakeTensor,
+    pytree,
+    storage_key,
+)
+from functionalize._torch.dispatch import identity_of
+from functionalize._torch.tensors import (
+    autograd_base,
+    is_leaf_to_autograd,
+    is_taken_again,
+    is_view_to_autograd,
+)
+from functionalize.aliasing.bases import Base, View
+from functionalize.aliasing.geometry import Layout, hinted_span, same
+from functionalize.aliasing.overlap import box_of
+from functionalize.call_stack import Location, user_location
+from functionalize.errors import UnsupportedMutationError, UnsupportedProgramError
+from functionalize.reachability import functions_behind
+from functionalize.transform.gradients.lost_views import LostViews
+
+# Generators of random numbers that a program passed, by who they are in C++.
+Generators = dict[int, list["weakref.ref[torch.Generator]"]]
+
+
+class Reshapes:
+    """The tensors whose metadata changed in place, of which autograd may know what they were before."""
+
+    def __init__(self) -> None:
+        self.any = False  # whether one that requires gradients is among them, or came to, or had such a view
+        self.replaced: set[int] = set()  # by identity, those whose data were replaced afterwards
+        self.lost_views = LostViews()
+        self.lines: dict[int, Location | None] = {}  # likewise, those that were changed, and the lines
+        self._untold: dict[int, Location | None] = {}  # likewise, those changed where gradients are off, and the lines
+        self._first: dict[int, tuple[int, Layout]] = {}  # likewise, where these were before that: storage and layout
+        self._held: dict[int, torch.Tensor] = {}  # by identity; held, so that no other has it
+        self._again: set[int] = set()  # likewise, those changed more than once
+        # By storage, tensors that require gradients and whose data lie, or lay, there, before or since `.data =`.
+        self._moved: dict[int, list[torch.Tensor]] = {}
+
+    def note(self, handle: torch.Tensor, views: Sequence[torch.Tensor]) -> None:
+        """Note that a handle is about to get other metadata; ``views``: the others that have its memory."""
+        if id(handle) in self._held:
+            self._again.add(id(handle))
+        else:
+            self.lines[id(handle)] = user_location()
+        self._held[id(handle)] = handle
+        self.any |= handle.requires_grad or any(view.requires_grad for view in views)
+
+    def note_silent(self, handle: torch.Tensor, before: View) -> None:
+        """Note that a handle has got other metadata, perhaps where gradients are off; ``before``: what it showed.
+
+        Laid out as before in other memory, it has gradients at the places where it had them. So it has where it was
+        before, if nothing was computed of it meanwhile.
+        """
+        if torch.is_grad_enabled() or is_leaf_to_autograd(handle):
+            return
+        now, key = Layout.of(handle), storage_key(handle)
+        if handle.requires_grad and key != before.base.key:  # by `set_`; as which Dynamo has `.data =`
+            self._note_moved(handle, (before.base.key, key))
+        moved = key != before.base.key and same(now.size, before.layout.size)
+        if not (moved and same(now.stride, before.layout.stride)):
+            self._untold.setdefault(id(handle), user_location())
+            self.lost_views.note_silent(handle)
+        first_key, first = self._first.setdefault(id(handle), (before.base.key, before.layout))
+        if key == first_key and now.key == first.key and self.lost_views.note_return(handle):
+            del self._first[id(handle)]
+            self._untold.pop(id(handle), None)
+
+    def note_data(self, handle: torch.Tensor, source: torch.Tensor) -> None:
+        """Note that a handle gets the data of another one by `.data =`."""
+        self.lines.setdefault(id(handle), user_location())
+        if handle.requires_grad:
+            self._note_moved(handle, map(storage_key, (handle, source)))
+        if id(handle) in self._held and handle.requires_grad:
+            self.replaced.add(id(handle))
+
+    def _note_moved(self, handle: torch.Tensor, storages: Iterable[int]) -> None:
+        for key in storages:
+            self._moved.setdefault(key, []).append(handle)
+
+    def moved(self, base: Base) -> Sequence[torch.Tensor]:
+        """The tensors whose data lie, or lay, in a storage, and were replaced by `.data =`."""
+        return self._moved.get(base.key, ())
+
+    def untold(self, inputs: Iterable[torch.Tensor]) -> UnsupportedMutationError | None:
+        """Why autograd outside of the program would not hear of an input's new metadata as it did inside."""
+        for fake in inputs:
+            if id(fake) in self._untold:
+                return UnsupportedMutationError(
+                    "the size or strides of an input that requires gradients change in place (t_, squeeze_, `.data "
+                    "=`, ...) with grad mode off",
+                    why="autograd does not record the change, and computes a gradient for the old size and strides",
+                    hint="change it with grad mode on, or change a detached tensor",
+                    at=self._untold[id(fake)],
+                )
+        return None
+
+    def told_at_once(self, handle: torch.Tensor) -> bool:
+        """Whether autograd outside of the program hears of one change of metadata, where eager's hears of several."""
+        return id(handle) in self._again and handle.requires_grad
+
+    def close(self) -> None:
+        """Drop all tensors."""
+        self.any |= any(handle.requires_grad for handle in self._held.values())
+        self._held.clear()
+        self._moved.clear()
+        self.lost_views.close()
+
+
+class Questions:
+    """What a program asked its tensors of which others like them may say otherwise: each of the tensor that was asked.
+
+    Inputs live as long as the program runs. So what was asked of a tensor that it made is, by the identity of that
+    tensor or of its memory, never taken for a question about an input.
+    """
+
+    _OF_MEMORY = frozenset({OFFSET, BEGIN, STORAGE, VERSION, LAYOUT})  # all tensors of a storage tell about one another
+    _REFUSED = frozenset({VIEW, SILENT_VIEW, LEAF_VIEW, FOLLOWED_VIEW, HOOKS})  # these name the line that asked
+
+    def __init__(self) -> None:
+        self._asked: dict[str, dict[int, Location | None]] = {}
+
+    def __contains__(self, question: str) -> bool:
+        """Whether any tensor was asked."""
+        return question in self._asked
+
+    def add(self, question: str, tensor: torch.Tensor) -> None:
+        """Note a question."""
+        self.add_all(question, [storage_key(tensor) if question in self._OF_MEMORY else id(tensor)])
+
+    def add_all(self, question: str, keys: Iterable[int]) -> None:
+        """Note a question about tensors, leaves and functions of autograd, or memories, by their identities."""
+        asked = self._asked.setdefault(question, {})
+        for key in keys:
+            if key not in asked:
+                asked[key] = user_location() if question in self._REFUSED else None
+
+    def add_behind(self, question: str, results: Iterable[Any]) -> None:
+        """Note a question about all that autograd computed tensors, or its own functions, from."""
+        functions: list[Any] = []
+        for result in results:
+            with contextlib.suppress(RuntimeError):  # a view that autograd accepts no more
+                functions += [result.grad_fn if isinstance(result, torch.Tensor) else result]
+        behind = functions_behind(one for one in functions if hasattr(one, "next_functions"))
+        self.add_all(question, [id(getattr(function, "variable", function)) for function in behind])
+
+    def of(self, *keys: int) -> Iterator[tuple[str, Location | None]]:
+        """What was asked of a tensor, by the identities that it has, with the lines that the errors name."""
+        for question, asked in self._asked.items():
+            key = next((key for key in keys if key in asked), None)
+            if key is not None:
+                yield question, asked[key]
+
+    def keys(self, question: str) -> Set[int]:
+        """Of whom something was asked."""
+        return self._asked.get(question, {}).keys()
+
+    @contextlib.contextmanager
+    def taken_back(self, question: str) -> Iterator[None]:
+        """Around what asks a question that the program does not ask."""
+        before = dict(self._asked[question]) if question in self._asked else None
+        try:
+            yield
+        finally:
+            self._asked.pop(question, None)
+            if before is not None:
+                self._asked[question] = before
+
+
+class AutogradNotes:
+    """The notes of one call."""
+
+    def __init__(self) -> None:
+        # Functions of autograd, and leaves, whose gradients the program changes by hooks, or that lie elsewhere than
+        # the memory that it gave them by `.data =`.
+        self.hooked: list[Any] = []
+        self.asked = Questions()
+        self.unused: set[int] = set()  # by identity, tensors that the program has asked nothing so far
+        self.hides_writes: bool | None = None  # whether autograd missed some; None: nobody asks
+        self.readdressed: set[int] = set()  # storages of `as_strided` views that autograd may look for elsewhere
+        self.finds_beyond = False  # whether autograd may find such a part again, outside of the tensor it was taken of
+        self.pieces: set[int] = set()  # by identity, tensors of which several views were made at once
+        self.reshapes = Reshapes()
+        # Tensors of no trace that were written, with their versions before; None: all may be such, and nobody asks.
+        self.constants: dict[int, tuple[torch.Tensor, int]] | None = None
+        self.generators: Generators = {}
+        # Storages of tensors that are views of one another or copies, by the strides of tensors in other storages.
+        self._laid: dict[int, set[int]] = {}
+        # By identity, views of what is not contiguous, which was written since.
+        self._outdated: dict[int, weakref.ref[torch.Tensor]] = {}
+        # Storages of which `as_strided` took what the tensor does not show, and the lines.
+        self._beyond: dict[int, Location | None] = {}
+        # By identity, tensors told to require gradients, and given ones of which gradients are hooked; and whether a
+        # write to one tells whether it is a view, also where it has no others; held, so that no other has the identity.
+        self._told: dict[int, tuple[torch.Tensor, bool]] = {}
+        self._gradients: dict[int, weakref.ref[torch.Tensor]] = {}  # by identity, what autograd gave
+
+    def note_generator(self, generator: Any) -> None:
+        """Note that the program passes a generator, perhaps none, to draw from."""
+        if isinstance(generator, torch.Generator):
+            self.generators.setdefault(identity_of(generator), []).append(weakref.ref(generator))
+
+    def note_required(self, handle: torch.Tensor, beside: Iterable[torch.Tensor]) -> None:
+        """Note that a handle is told to require gradients; ``beside``: the others that have its memory."""
+        self._told.setdefault(id(handle), (handle, False))
+        if any(is_view_to_autograd(other) and autograd_base(other) is handle for other in beside):
+            self.asked.add(VIEW, handle)  # to autograd these are views of what the tensor itself may be one of
+
+    def note_hook(self, handle: torch.Tensor, is_given: bool) -> None:
+        """Note a hook on the gradient of a handle; ``is_given``: whether the program has it from its caller."""
+        self.hooked.append(handle.grad_fn or handle)
+        if is_given:
+            self._told[id(handle)] = handle, True  # written later, a view gets its gradients past that
+
+    def note_laid(self, source: torch.Tensor, out: torch.Tensor) -> None:
+        """Note a view that would have been a copy, or the reverse, had the tensor other strides."""
+        for storage in (storage_key(source), storage_key(out)):
+            self._laid.setdefault(storage, set()).add(storage_key(source))
+
+    def note_write(self, handle: torch.Tensor, base: Base) -> None:
+        """Note a write: of what is no tensor of the trace's, or of which autograd does not tell all that share memory.
+
+        It does not without grad mode, and where these are no views of one tensor.
+        """
+        self.reshapes.lost_views.note_write(handle, base)
+        self.finds_beyond |= base.key in self._beyond
+        # After a write autograd looks for a view, in what that is a view of, where its data lie now.
+        self.asked.add_all(FOLLOWED_VIEW, map(id, self.reshapes.moved(base)))
+        if base.key in self._laid:
+            self.asked.add_all(LAYOUT, self._laid[base.key])
+        if self.constants is not None and type(handle) is not FakeTensor and not handle.is_inference():
+            self.constants.setdefault(id(handle), (handle, handle._version))
+        if handle.requires_grad and len(base.handles) > 1:
+            self._note_older_views(handle, base)
+        self._note_told(base)
+        self._note_views_of_leaves(base)
+        if self.hides_writes is False:
+            told = autograd_base(handle) if torch.is_grad_enabled() and handle.requires_grad else None
+            others = (other for ref in base.handles.values() if (other := ref()) is not None)
+            self.hides_writes = any(other.requires_grad and autograd_base(other) is not told for other in others)
+
+    def _note_told(self, base: Base) -> None:
+        """Note where memory changes of what was told to require gradients: autograd looks for it where that begins."""
+        there = [other for ref in base.handles.values() if (other := ref()) is not None] if self._told else []
+        for other in there:
+            if id(other) in self._told and (len(there) > 1 or self._told[id(other)][1]):
+                self.asked.add(VIEW, other)
+                self.asked.add(SILENT_VIEW, autograd_base(other))
+
+    def _note_views_of_leaves(self, base: Base) -> None:
+        """Note where memory changes: autograd goes back to what a leaf was a view of when it was made a leaf."""
+        if len(base.handles) > 1:
+            there = [other for ref in base.handles.values() if (other := ref()) is not None and other.requires_grad]
+            for other in there:
+                if is_view_to_autograd(other) and is_leaf_to_autograd(autograd_base(other)):
+                    self.asked.add(LEAF_VIEW, autograd_base(other))
+
+    def note_view(self, source: torch.Tensor) -> None:
+        """Note that a view of a handle is made while gradients are off: it requires some where its base does."""
+        if source.requires_grad and is_leaf_to_autograd(autograd_base(source)):
+            self.asked.add(LEAF_VIEW, autograd_base(source))
+
+    def note_given(self, handles: Iterable[torch.Tensor]) -> None:
+        """Note what the program gives its caller: views that were made with gradients off, as above."""
+        for handle in handles:
+            silent = handle.requires_grad and is_view_to_autograd(handle) and not is_taken_again(handle)
+            if silent and is_leaf_to_autograd(autograd_base(handle)):
+                self.asked.add(LEAF_VIEW, autograd_base(handle))
+
+    def _note_older_views(self, handle: torch.Tensor, base: Base) -> None:
+        others = [other for ref in base.handles.values() if (other := ref()) is not None and other is not handle]
+        for other in others:
+            is_older = other.requires_grad and is_view_to_autograd(other)
+            if is_older and not autograd_base(other).is_contiguous():
+                self._outdated[id(other)] = weakref.ref(other)
+
+    def refuse_laid_out_otherwise(self, inputs: Any) -> None:
+        """Raise for tensors whose gradients eager may lay out as these are, by their views.
+
+        Raises:
+            UnsupportedMutationError: one of them was written after views were made of it that are still there.
+        """
+        asked = pytree.tree_leaves(inputs)
+        views = [view for known in self._outdated.values() if (view := known()) is not None]
+        if any(autograd_base(view) is one for view in views for one in asked):
+            raise UnsupportedMutationError(
+                "the program computes the gradient of a non-contiguous tensor that was written after views of it "
+                "were made",
+                why="for fake tensors, autograd replays the view operators after the write, and the gradient gets "
+                "other strides than in eager",
+                hint="make the views after the write, or call backward() outside the captured program",
+            )
+
+    def note_address(self, source: View, part: Layout) -> None:
+        """Note that `as_strided`, in place or not, takes a part of a storage, given by a tensor of it."""
+        offset, base = source.layout.offset, source.base
+        if not (type(offset) is int and offset == 0):
+            self.readdressed.add(base.key)
+        (first, last), (start, end) = map(hinted_span, (source.layout, part))
+        gaps = source.layout.static and part.static and not source.layout.dense
+        between = gaps and box_of(source.layout, part) is None  # elements that the tensor leaves out
+        if start < first or last < end or between:
+            self._beyond.setdefault(base.key, user_location())
+
+    def untold(self, inputs: Iterable[torch.Tensor | None]) -> UnsupportedMutationError | None:
+        """Why autograd, told of inputs' new metadata as a call gives it, would take them for others than eager's."""
+        given = [fake for fake in inputs if fake is not None]
+        if any(self.reshapes.told_at_once(fake) and storage_key(fake) in self._beyond for fake in given):
+            return self.goes_beyond()
+        return self.reshapes.untold(given)
+
+    def goes_beyond(self) -> UnsupportedMutationError:
+        """The error of a part that autograd may find again, outside of the tensor that it was taken of."""
+        return UnsupportedMutationError(
+            "`as_strided` reads memory beyond a tensor that requires gradients; later the memory is written, or "
+            "metadata change in place (t_, squeeze_, ...)",
+            why="autograd then treats the result as a view of the whole storage, which fake tensors do not represent",
+            hint="call `as_strided` on the tensor that covers the whole storage",
+            at=next(iter(self._beyond.values()), None),
+        )
+
+    def note_pieces(self, source: torch.Tensor) -> None:
+        """Note that several views of a handle are made at once: autograd accepts no write to what they are views of."""
+        if source.requires_grad:
+            self.pieces.add(id(autograd_base(source)))
+
+    def note_untold(self, handle: torch.Tensor) -> None:
+        """Note a write of what has no gradient (a comparison in place), which leaves a handle its history."""
+        if self.hides_writes is False:
+            self.hides_writes = handle.requires_grad
+
+    def note_reshape(self, handle: torch.Tensor, views: Sequence[torch.Tensor], views_lose: bool) -> None:
+        """Note that a handle is about to get other metadata; whether views of it may then show what it does not."""
+        self.reshapes.note(handle, views)
+        self.finds_beyond |= storage_key(handle) in self._beyond
+        if handle.requires_grad and views_lose and torch.is_grad_enabled():
+            self.asked.add(VIEW, handle)  # autograd finds these in what it becomes, or in what that is a view of
+            self.reshapes.lost_views.note_lost()
+
+    def note_reshaped(self, handle: torch.Tensor, before: View) -> None:
+        """Note that a fake handle has got other metadata; ``before``: what it showed."""
+        if is_leaf_to_autograd(handle) and len(before.base.handles) > 1:
+            self.asked.add(LEAF_VIEW, handle)
+        self.reshapes.note_silent(handle, before)
+        self.reshapes.lost_views.note_turn(handle, before.base)
+
+    def note_data(self, handle: torch.Tensor, source: torch.Tensor) -> None:
+        """Note that a handle gets the data of another one by `.data =`: autograd thinks of it as it was."""
+        self.reshapes.note_data(handle, source)
+        self.reshapes.lost_views.note_moved(handle)
+        with contextlib.suppress(RuntimeError):  # a view that autograd accepts no more
+            self.hooked += [] if handle.grad_fn is None else [handle.grad_fn]
+
+    def note_gradients(self, gradients: Any) -> None:
+        """Note what autograd gave: tensors by their places or names, or nothing."""
+        found = [one for one in pytree.tree_leaves(gradients) if one is not None]
+        self._gradients |= {id(one): weakref.ref(one) for one in found}
+
+    def refuse_version_of_gradient(self, tensor: torch.Tensor) -> None:
+        """Raise for a gradient: eager's engine adds them up in place, which is told of no graph's.
+
+        Raises:
+            UnsupportedProgramError: it is one.
+        """
+        known = self._gradients.get(id(tensor))
+        captured = self.constants is not None  # else the engine runs on the tensors themselves, or for this trace alone
+        if captured and known is not None and known() is tensor:
+            raise UnsupportedProgramError(
+                "the program reads the `_version` of a gradient",
+                why=(
+                    "eager's autograd engine may accumulate gradients in place or not, and only the former counts "
+                    "as a write"
+                ),
+                hint="read the `_version` of a copy of the gradient (`.clone()`)",
+            )
+
+    def close(self) -> None:
+        """Drop all tensors: the call has ended."""
+        self.hooked.clear()
+        self.reshapes.close()
+        self._told.clear()

@@ -1,0 +1,91 @@
+"""Where a program ends gradients, or changes them, and leaves no node in its graph that says so.
+
+Who differentiates the graph would go on there: at `detach`, at views and writes with grad mode off, `.data =`, hooks,
+and functions of autograd's with a backward of their own.
+
+Invariant: each such place is noted, with the nodes that had the value there, and gradients until then. Limits: of one
+where nodes are not known, or of another graph, as in a body of a higher-order op, it is not told whose gradients end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch.fx import Node
+
+from functionalize._torch.symbols.tracing import tracked_node
+from functionalize.aliasing.alias_graph import AliasGraph
+from functionalize.aliasing.tensor_queries import tensor_leaves
+from functionalize.call_stack import user_location
+from functionalize.transform.values import ValueExecutor
+
+WITHOUT_GRAD_MODE = "grad mode off"
+NO_GRAD = "no_grad"  # of a node's meta: whether the program had grad mode off when it was made
+
+
+class Ending(NamedTuple):
+    """One place: the nodes that may have gradients which end there, and where it is."""
+
+    nodes: frozenset[Node]
+    location: str  # as `file:line in function: text (how)`
+
+
+class EndedGradients:
+    """The places of one call, and of the bodies inside."""
+
+    def __init__(self, executor: ValueExecutor, graph: AliasGraph) -> None:
+        self._executor, self._graph = executor, graph
+        self._differentiates = torch.is_grad_enabled()  # when the program begins
+        self._outer: EndedGradients | None = None
+        self.found: list[Ending] = []
+
+    def close(self) -> None:
+        """Note no more: what follows is not the program's."""
+        self._differentiates = False
+
+    @property
+    def grad_is_off(self) -> bool:
+        """Whether the program has switched grad mode off."""
+        return self._differentiates and not torch.is_grad_enabled()
+
+    def report_to(self, outer: EndedGradients) -> None:
+        """Note all in another call, of which this is a body."""
+        self._outer, self.found = outer, outer.found
+
+    def note(self, handle: Any, how: str) -> None:
+        """Note that the gradient of a handle may end here."""
+        if not _may_have_gradients(handle):
+            return
+        view = self._graph.find(handle)
+        values: list[Any] = [handle]
+        if view is not None:
+            base = view.base
+            values = [base.root.value, base.top.value, *(value for value, _ in base.pending.values())]
+        self.note_values(values, how)
+
+    def note_values(self, values: Iterable[Any], how: str) -> None:
+        """The same of values."""
+        if not self._differentiates or self._executor.proxies is None:
+            return
+        tracer = self._executor.proxies.tracer
+        tracked = (tracked_node(tracer, value) for value in values if isinstance(value, torch.Tensor))
+        nodes = {node for node in tracked if node is not None}
+        going = frozenset(node for node in nodes if NO_GRAD not in node.meta)
+        if going or not nodes:  # else the nodes say so themselves, as all in a step of an optimizer
+            self.found.append(Ending(going, f"{user_location()} ({how})"))
+
+    def note_function(self, function: type, args: Any, kwargs: Any) -> None:
+        """Note that a function of autograd's is applied, which has a backward of its own."""
+        for handle in tensor_leaves(args, kwargs):
+            self.note(handle, f"{function.__name__}.apply")
+
+    def note_grad_mode(self) -> None:
+        """Note that grad mode is set. Of a body nobody looks at the nodes that are made without."""
+        if self._outer is not None:
+            self.note_values((), WITHOUT_GRAD_MODE)
+
+
+def _may_have_gradients(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
