@@ -199,7 +199,7 @@ def _dims(name: str, tensor: torch.Tensor, spec: Any) -> Dims:
 
 def size_guards(environment: Any, metadata: ProgramMetadata) -> SizeGuards | None:
     """What a program takes for granted of its inputs' sizes; None where all of them are numbers."""
-    from functionalize._torch import symbols  # here: loads sympy
+    from functionalize._torch.symbols import symbols  # here: loads sympy
 
     layouts = dict(metadata.symbols.inputs)
     if not layouts:
