@@ -1,4 +1,4 @@
-"""The tensors that a program reaches through Python objects: found, replaced for a while, and looked at afterwards.
+"""The tensors that a program reaches through Python objects, and the places where they are.
 
 A program gets at tensors through its arguments, through modules and optimizers, through variables of functions, and
 through containers and objects inside of these, such as caches. All are walked the same way, in the order of their keys.
@@ -9,13 +9,11 @@ Limits: those of :mod:`functionalize.python_state.traversal_rules`, which says w
 
 from __future__ import annotations
 
-import contextlib
 import contextvars
 import types
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set, Sized
+from collections.abc import Iterable, Iterator, Set, Sized
 from dataclasses import dataclass, field
-from operator import is_
 from typing import Any
 
 import torch
@@ -28,24 +26,20 @@ from functionalize.python_state.containers import (
     ContextValue,
     SetItems,
     SlotsOf,
-    assign,
     copy_of,
     entry,
     identity,
     is_pythons,
     place_of,
     slots_of,
-    unchanged,
-    write,
 )
 from functionalize.python_state.refused_objects import refuse_module
 from functionalize.python_state.slots import Slot
 from functionalize.python_state.traversal_rules import CONTAINERS, behind, has_attributes, is_entered, key_behind
-from functionalize.uninterrupted import uninterrupted
 
 # By type, what isinstance would say: most values are one of these.
 TENSOR_TYPES = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
-_WEAK: dict[type, Any] = {weakref.ref: weakref.ref, **dict.fromkeys(weakref.ProxyTypes, weakref.proxy)}
+_WEAK = (weakref.ref, *weakref.ProxyTypes)
 _PLAIN = frozenset({bool, int, float, str, type(None), torch.Size, torch.dtype, torch.device, types.FunctionType})
 _VALUES = _PLAIN - {types.FunctionType}  # which may reach tensors
 LEAF_TYPES = TENSOR_TYPES | _PLAIN
@@ -54,9 +48,6 @@ _HOLDERS = (torch.nn.Module, torch.optim.Optimizer)
 HOOKS_OF_MODULES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 NOT_SAVED = "_non_persistent_buffers_set"  # the names of a module's buffers that are not in its state_dict
 _OF_MODULES = frozenset(torch.nn.Module().__dict__)
-
-
-Changed = tuple[int, Container, str, Any]  # a container's number, itself, its path, its content before
 
 
 @dataclass
@@ -77,11 +68,6 @@ class StateWalk:
     seen: list[Any] = field(default_factory=list)  # what was entered; held, so that no identity is used again
     _numbers: dict[int, int] = field(default_factory=dict)
     _holders: int = 0  # how many modules and optimizers are being opened
-    _before: tuple[list[Any], list[Any], list[Any]] = (
-        [],
-        [],
-        [],
-    )  # containers when the program begins, content; in one
 
     def walk(self, container: Container, key: Any, path: str, owner: Any = None) -> None:
         """Enter an entry of a container."""
@@ -192,110 +178,12 @@ class StateWalk:
                 if is_entered(type(key)) and not isinstance(key, (tuple, *_HOLDERS)):
                     self.open(key, f"{path}: a key")
 
-    @contextlib.contextmanager
-    def substituted(self, substitutes: Mapping[int, Any]) -> Iterator[None]:
-        """Put other tensors, named by the identities of these, in their places; in the end all is as it was."""
-        slots = [slot for slot in self.tensors if not isinstance(slot.container, SetItems)]
-        entries = [(slot.container, slot.key, entry(slot.container, slot.key)) for slot in [*slots, *self.weak]]
-        keyed_by_tensor = [(container, copy_of(container)) for container in self.keyed_by_tensor]
-        places = (*self.leaves, *self.entered) if keyed_by_tensor else ()
-        keys = {id(key): _key_of_substitute(key, substitutes) for _, content in keyed_by_tensor for key in content}
-        rekeyed = [(slot, slot.key) for slot in places if id(slot.key) in keys]
-        try:
-            for slot in slots:
-                value = slot.get()
-                slot.set(substitutes.get(id(value), value))  # one that arguments share with state was replaced there
-            for container, content in keyed_by_tensor:
-                new = [keys[id(key)] for key in content]
-                mapping = isinstance(content, dict)
-                assign(container, dict(zip(new, copy_of(container).values(), strict=True)) if mapping else new)
-            for slot, key in rekeyed:
-                slot.key = keys[id(key)]
-            for slot in self.weak:
-                tensor: Any = behind(slot.get())
-                slot.set(_WEAK[type(slot.get())](substitutes.get(id(tensor), tensor)))
-            self.begin()
-            yield
-        finally:
-
-            def put_back() -> None:
-                for slot, key in rekeyed:
-                    slot.key = key
-                for _, container, _, content in self.changed:
-                    assign(container, content)
-                for container, content in keyed_by_tensor:
-                    assign(container, content)
-                for container, key, value in entries:
-                    write(container, key, value)
-
-            uninterrupted(put_back)
-            self._before = [], [], []
-
-    def content(self, container: Container) -> Any:
-        """What a container held when the program began; None of one that was not walked."""
-        wanted = identity(container)
-        number = next((n for n, (one, _) in enumerate(self.containers.values()) if identity(one) == wanted), None)
-        return None if number is None else self.begun[number]
-
-    def begin(self) -> None:
-        """The program begins: what the containers hold now is what it finds."""
-        containers = [container for container, _ in self.containers.values()]
-        contents = list(map(copy_of, containers))
-        self._before = containers, contents, _in_one(contents)
-
-    def watch_late(self, container: Container, path: str, before: Any) -> None:
-        """Have a container count, when the program has run, that held what ``before`` does."""
-        self.watch(container, path)
-        containers, contents, in_one = self._before
-        containers.append(container)
-        contents.append(before)
-        in_one.extend(_in_one([before]))
-
-    @property
-    def begun(self) -> Sequence[Any]:
-        """What the containers, in their order, held when the program began."""
-        return self._before[1]
-
-    @property
-    def changed(self) -> list[Changed]:
-        """The containers whose content the program has changed so far: number, container, path, content before."""
-        containers, contents, before = self._before
-        now = _in_one(one if type(one) is dict else copy_of(one) for one in containers)
-        if len(now) == len(before) and all(map(is_, now, before)):
-            return []
-        pairs = zip(self.containers.values(), contents, strict=False)
-        return [
-            (number, container, path, content)
-            for number, ((container, path), content) in enumerate(pairs)
-            if (container or content) and not unchanged(container, content)
-        ]
-
-
-def _key_of_substitute(key: Any, substitutes: Mapping[int, Any]) -> Any:
-    """The key that another tensor has in the place of this one: it, or such a weak reference to it."""
-    found = substitutes.get(id(key_behind(key)))
-    if found is None:
-        return key
-    return type(key)(found) if isinstance(key, weakref.ReferenceType) else found
-
 
 def _is_ordered(value: Any, container: Container, keys: Sized) -> bool:
     """Whether a container of an object is a dict that has an order: attributes, parameters and buffers have none."""
     if len(keys) < 2 or not isinstance(container, dict):
         return False
     return container is value or (is_module(value) and container is modules_of(value))
-
-
-def _in_one(contents: Iterable[Any]) -> list[Any]:
-    """All that containers hold, one after the other, each behind the number of its entries."""
-    found: list[Any] = []
-    for content in contents:
-        found.append(len(content))
-        if content:
-            found.extend(content)
-            if type(content) is dict:
-                found.extend(content.values())
-    return found
 
 
 def containers_inside(state: StateWalk, places: Set[tuple[int, Any]]) -> set[int]:

@@ -67,8 +67,8 @@ from functionalize.runtime.metadata import (
     frozen_number,
     looked_up,
 )
+from functionalize.runtime.outputs.side_effects import LeftInObjects
 from functionalize.runtime.random_state import sources
-from functionalize.runtime.side_effects import LeftInObjects
 from functionalize.transform.api import tracing_disabled
 from functionalize.transform.context import FunctionalizationContext
 from functionalize.transform.epilogue import Epilogue, Input, WriteBack

@@ -25,7 +25,6 @@ from functionalize.python_state.snapshot import (
     Content,
     EnteredObject,
     frozen,
-    holds_the_same,
     inside,
     parts,
     same,
@@ -202,16 +201,6 @@ class Settings:
             if not ((id(one.container), one.key) in changed or (is_whole(one.key) and id(one.container) in sized))
         ]
         return kept
-
-    def changed_inside(self) -> Setting | None:
-        """The first that holds something else than it did, though nothing else was put in its place."""
-        memo = dict(self.apart)
-        for setting in self.found:
-            if type(setting.content) is Content and not holds_the_same(setting.value, setting.content):
-                now = self.read(setting.container, setting.key)
-                if now is setting.value and not same(frozen(now, memo), setting.content):
-                    return setting
-        return None
 
     def differing(self) -> tuple[Setting, Any] | None:
         """The first that is no longer what it was, and what it is now."""

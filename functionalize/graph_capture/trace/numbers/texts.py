@@ -22,7 +22,7 @@ from functionalize._torch import SYMBOLS
 from functionalize.call_stack import user_frames
 from functionalize.graph_capture.trace.numbers.text_flow import Rules, TextFlow
 from functionalize.python_state.reconstruct import Recipe
-from functionalize.runtime.side_effects import LoggedRecord, PrintedLine
+from functionalize.runtime.outputs.side_effects import LoggedRecord, PrintedLine
 
 MARK = re.compile("\0number ([0-9]+)\0")
 _PLACES = re.compile(r"%%|(%[-#0 +]*[0-9]*(?:\.[0-9]+)?[diouxXeEfFgGsr])")  # where `%` writes one value, in order
