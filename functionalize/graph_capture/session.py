@@ -53,8 +53,7 @@ from functionalize.graph_capture.trace.provenance import Provenance
 from functionalize.graph_capture.trace.random.random_sources import RandomSources, TorchGenerators
 from functionalize.graph_capture.trace.random.unread_draws import UnreadDraws
 from functionalize.python_state.slots import NumberSlot
-from functionalize.python_state.snapshot import PLAIN
-from functionalize.python_state.traversal_rules import of_proxy
+from functionalize.python_state.traversal_rules import PLAIN, of_proxy
 from functionalize.runtime.call_tree import CallTree
 from functionalize.runtime.calls.specialization import Capture, Recorded
 from functionalize.runtime.capturing import CAPTURES

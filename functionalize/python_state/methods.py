@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from functionalize.python_state.code_names import is_installed, layers
+from functionalize.python_state.code_names import layers
+from functionalize.python_state.ownership import is_installed, root_of
 
 _NOT_OWN = ("torch", "builtins")
 Method = tuple[str, Any]  # a name, and the entry of a class
@@ -35,7 +36,7 @@ class Methods:
             self._entries = {"forward": [(kind, forward)]} if inspect.isfunction(forward) else {}
             return
         for one in kind.__mro__:
-            if one.__module__.partition(".")[0] not in _NOT_OWN:
+            if root_of(one.__module__) not in _NOT_OWN:
                 for name, entry in vars(one).items():
                     if functions_in(entry):
                         self._entries.setdefault(name, []).append((one, entry))

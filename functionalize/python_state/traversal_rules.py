@@ -13,7 +13,6 @@ import gc
 import inspect
 import logging
 import pathlib
-import sys
 import types
 import weakref
 from collections import deque
@@ -23,16 +22,23 @@ from typing import Any
 import torch
 
 from functionalize.python_state.containers import DESCRIPTORS, per_class
+from functionalize.python_state.ownership import is_internal, root_of
 
+# Plain values: they hold nothing, and are compared by what they are.
+SCALARS = (bool, int, float, complex, str, bytes)
+PLAIN_BASES: tuple[type, ...] = (
+    *(*SCALARS, type(None), range, torch.Size),
+    *(torch.dtype, torch.device, torch.layout, torch.memory_format),
+)
+PLAIN = frozenset(PLAIN_BASES)
 # Never entered: they hold no state of a program's.
 OPAQUE: tuple[type, ...] = (
     *(type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType, logging.Logger),
-    *(enum.Enum, torch.Generator, torch.Size, torch.dtype, torch.device, torch.layout, torch.memory_format),
-    *(str, bytes, int, float, complex, type(None), range, torch.SymInt, weakref.ProxyType, weakref.CallableProxyType),
+    *(*PLAIN_BASES, enum.Enum, torch.Generator, torch.SymInt, weakref.ProxyType, weakref.CallableProxyType),
 )
 PATHS = frozenset({pathlib.PurePosixPath, pathlib.PureWindowsPath, pathlib.PosixPath, pathlib.WindowsPath})  # values
 CONTAINERS = (dict, list, set, deque)
-_VALUES_WITH_ATTRIBUTES = (str, bytes, int, float, complex, tuple)  # if a class of the program's own inherits from them
+_VALUES_WITH_ATTRIBUTES = (*SCALARS, tuple)  # if a class of the program's own inherits from them
 
 # Classes of the standard library that keep what a program gives them in attributes; not all are loaded.
 _PLAIN_OBJECTS = frozenset(
@@ -71,10 +77,9 @@ def _is_foreign(kind: type) -> bool:
     """
     if any(one.__module__.startswith("sympy.") for one in kind.__mro__):
         return True
-    root, _, rest = kind.__module__.partition(".")
-    if _is_plain(kind) or root in ("builtins", "__main__"):
+    if _is_plain(kind) or root_of(kind.__module__) in ("builtins", "__main__"):
         return False
-    return root in sys.stdlib_module_names or root == "functionalize" or (root == "torch" and rest.startswith("_"))
+    return is_internal(kind.__module__)
 
 
 @per_class

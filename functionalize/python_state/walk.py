@@ -9,45 +9,34 @@ Limits: those of :mod:`functionalize.python_state.traversal_rules`, which says w
 
 from __future__ import annotations
 
-import contextvars
 import types
 import weakref
-from collections.abc import Iterable, Iterator, Set, Sized
+from collections.abc import Iterable, Set, Sized
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from functionalize._torch import buffers_of, modules_of, parameters_of
+from functionalize._torch import modules_of
 from functionalize.python_state.containers import (
     ABSENT,
-    ClassAttributes,
     Container,
-    ContextValue,
     SetItems,
-    SlotsOf,
-    copy_of,
     entry,
     identity,
-    is_pythons,
     place_of,
-    slots_of,
 )
+from functionalize.python_state.decompose import entries_of
 from functionalize.python_state.refused_objects import refuse_module
 from functionalize.python_state.slots import Slot
-from functionalize.python_state.traversal_rules import CONTAINERS, behind, has_attributes, is_entered, key_behind
+from functionalize.python_state.traversal_rules import PLAIN, behind, has_attributes, is_entered, key_behind
 
 # By type, what isinstance would say: most values are one of these.
 TENSOR_TYPES = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 _WEAK = (weakref.ref, *weakref.ProxyTypes)
-_PLAIN = frozenset({bool, int, float, str, type(None), torch.Size, torch.dtype, torch.device, types.FunctionType})
-_VALUES = _PLAIN - {types.FunctionType}  # which may reach tensors
-LEAF_TYPES = TENSOR_TYPES | _PLAIN
+LEAF_TYPES = TENSOR_TYPES | PLAIN | {types.FunctionType}
 _STRINGS = frozenset({str})
 _HOLDERS = (torch.nn.Module, torch.optim.Optimizer)
-HOOKS_OF_MODULES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-NOT_SAVED = "_non_persistent_buffers_set"  # the names of a module's buffers that are not in its state_dict
-_OF_MODULES = frozenset(torch.nn.Module().__dict__)
 
 
 @dataclass
@@ -95,11 +84,11 @@ class StateWalk:
             self.shape.append(torch.Tensor)
             self.tensors.append(slot)
             self.leaves.append(slot)
-        elif kind in _PLAIN or not (issubclass(kind, tuple) or is_entered(kind)):
+        elif kind in LEAF_TYPES or not (issubclass(kind, tuple) or is_entered(kind)):
             self.shape.append(kind)
             self.constants.append(slot)
             self.leaves.append(slot)
-            if kind not in _PLAIN:
+            if kind not in LEAF_TYPES:
                 self._follow_constant(value, slot)
         elif issubclass(kind, tuple):
             self.shape.append((kind, len(value)))
@@ -145,7 +134,7 @@ class StateWalk:
             self.modules[id(value)] = path
         holds = isinstance(value, _HOLDERS)
         self._holders += holds
-        for container, keys in containers_of(value):
+        for container, keys in entries_of(value):
             self.containers[id(container)] = container, path
             if _is_ordered(value, container, keys):
                 self.ordered[id(container)] = container, path
@@ -193,7 +182,7 @@ def containers_inside(state: StateWalk, places: Set[tuple[int, Any]]) -> set[int
         container, key = place_of(slot.container, slot.key)
         value = slot.found() if (id(container), key) in places or identity(slot.container) in inside else ABSENT
         if value is not ABSENT:
-            inside.update(identity(one) for one, _ in containers_of(value))
+            inside.update(identity(one) for one, _ in entries_of(value))
     return {id(one) for one, _ in state.containers.values() if identity(one) in inside}
 
 
@@ -205,32 +194,3 @@ def is_module(value: Any) -> bool:
 def joined(path: str, key: Any) -> str:
     """A path with one more step."""
     return f"{path}.{key}" if path else str(key)
-
-
-def containers_of(value: Any) -> Iterator[tuple[Container, list[Any]]]:
-    """The containers that an object consists of, and which of their entries are entered."""
-    if is_module(value):
-        for container in (parameters_of(value), buffers_of(value)):
-            yield container, list(container)
-        modules = modules_of(value)
-        yield modules, [name for name, module in modules.items() if module is not None]
-        content = value.__dict__
-        yield from ((hooks, list(hooks)) for name in HOOKS_OF_MODULES if (hooks := content[name]))
-        yield SetItems(content[NOT_SAVED]), []
-        yield content, [n for n, item in content.items() if n not in _OF_MODULES and type(item) not in _VALUES]
-        return
-    if isinstance(value, CONTAINERS):
-        items = SetItems(value) if isinstance(value, set) else value
-        yield items, list(copy_of(value)) if isinstance(value, dict) else list(range(len(value)))
-    if isinstance(value, (type, contextvars.ContextVar)):
-        held: Any = ClassAttributes(value) if isinstance(value, type) else ContextValue(value)
-        yield held, list(copy_of(held)) if isinstance(value, type) else list(range(len(held)))
-        return
-    attributes = getattr(value, "__dict__", None)
-    plain = isinstance(value, CONTAINERS) and is_pythons(type(value))  # nobody gives it attributes
-    if attributes or (attributes is not None and not plain):
-        yield attributes, list(attributes)
-    names = slots_of(type(value)) if type(value) not in (dict, list) else ()
-    if names:
-        slots = SlotsOf(value, names)
-        yield slots, list(slots)

@@ -28,10 +28,10 @@ from functionalize.errors import UnsupportedProgramError
 from functionalize.graph_capture.refusals import iterators
 from functionalize.graph_capture.trace.numbers.texts import MARK, Texts
 from functionalize.graph_capture.trace.patched_type_checks import of_python
-from functionalize.python_state.decompose import anatomy_of, attributes_of, key_name
+from functionalize.python_state.decompose import Part, attributes_of, decompose, key_name
 from functionalize.python_state.reconstruct import NumberRef, ObjectRef, Recipe, TensorRef
 from functionalize.python_state.refused_objects import refuse_tensor
-from functionalize.python_state.traversal_rules import OPAQUE, behind, key_behind
+from functionalize.python_state.traversal_rules import OPAQUE, SCALARS, behind, key_behind
 
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 # Entered: functions have variables, sizes have symbols, and a class may be made inside.
@@ -41,7 +41,6 @@ _WHOLE = (
     *(kind for kind in OPAQUE if kind not in _ENTERED),
     *(types.CodeType, types.FrameType, types.TracebackType),
 )
-_SCALARS = (int, float, complex, str, bytes)
 # What pytrees are made of, if they are these very types.
 _TREES = frozenset({tuple, list, dict, OrderedDict, defaultdict, deque})
 TEXT = "FakeTensor(..."  # how torch writes a tensor of a capture
@@ -65,7 +64,7 @@ class ObjectGraph:
         self._towards: dict[int, Any] = {}  # what leads to a tensor
         self._recipes: dict[int, Recipe] = {}
         self._kept: list[Any] = []  # so that no identity is used again
-        self._pending: list[tuple[list[Any], Sequence[tuple[str, Any]], str]] = []
+        self._pending: list[tuple[list[Any], Sequence[Part], str]] = []
         self.texts: Texts | None = None  # that the program keeps in logs
 
     def look(self, known: Mapping[int, tuple[int, int]], substitutes: Collection[int], roots: Roots) -> None:
@@ -175,12 +174,12 @@ class ObjectGraph:
             raise self._refusal(kind, path if kind is value else f"the class of {path}")
         if kind is value:
             return value
-        anatomy = anatomy_of(value)
-        if anatomy is None:
+        parts = decompose(value)
+        if parts is None:
             raise self._refusal(value, path)
         self._kept.append(value)
-        made = self._recipes[id(value)] = Recipe(anatomy.new, anatomy.fill)
-        self._pending += [(made.rest, anatomy.rest, path), (made.first, anatomy.first, path)]
+        made = self._recipes[id(value)] = Recipe(parts.new, parts.fill)
+        self._pending += [(made.rest, parts.rest, path), (made.first, parts.first, path)]
         return made
 
     def _refuse_part(self, value: Any, path: str) -> None:
@@ -367,7 +366,7 @@ def _referents(value: Any) -> list[Any]:
 
 def _is_whole(value: Any) -> bool:
     """Whether a value is given as it is: no number or text, unless somebody gave it attributes."""
-    return isinstance(value, _WHOLE) and (not isinstance(value, _SCALARS) or not attributes_of(value))
+    return isinstance(value, _WHOLE) and (not isinstance(value, SCALARS) or not attributes_of(value))
 
 
 def _is_old_class(value: Any) -> bool:

@@ -16,11 +16,12 @@ from functionalize._torch import SYMBOLS
 from functionalize.errors import UnsupportedProgramError
 from functionalize.graph_capture.inputs.watched_state import ChangedContainer, WatchedState
 from functionalize.python_state.containers import ABSENT, MAPPINGS, copy_of, unchanged
+from functionalize.python_state.decompose import entries_of
 from functionalize.python_state.reconstruct import ObjectRef
 from functionalize.python_state.refused_objects import refuse_weak_keys
 from functionalize.python_state.snapshot import Content, content_of, frozen, holds_the_same, same
 from functionalize.python_state.traversal_rules import key_behind
-from functionalize.python_state.walk import StateWalk, containers_of, is_module, joined
+from functionalize.python_state.walk import StateWalk, is_module, joined
 from functionalize.runtime.guards.python_guards import Settings
 from functionalize.runtime.outputs.side_effects import Before, ObjectInTuple, SideEffect
 
@@ -96,7 +97,7 @@ class SideEffectRecorder:
             content = frozen(value, dict(held))
             shown = content if isinstance(value, tuple) else value  # a tuple may hold substitutes
             return Before(shown, content, tuple(held.values()))
-        contents = [state.content(container) for container, _ in containers_of(value)]
+        contents = [state.content(container) for container, _ in entries_of(value)]
         items = _leaves(item for content in contents if content is not None for item in _items(content))
         plain = len(contents) == 1 and not any(_is_input(item) or id(item) in numbers for item in items)
         content = content_of(type(value), contents[0]) if plain and contents[0] is not None else None

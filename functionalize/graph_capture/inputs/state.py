@@ -26,9 +26,6 @@ from functionalize.python_state.code_names import (
     Names,
     bound_by_name,
     catches,
-    is_installed,
-    is_of_torch_or_python,
-    is_own,
     layers,
     names_in,
     variables,
@@ -36,8 +33,8 @@ from functionalize.python_state.code_names import (
 )
 from functionalize.python_state.containers import ABSENT, Variable, place_of, read
 from functionalize.python_state.methods import Methods, functions_in
-from functionalize.python_state.snapshot import PLAIN
-from functionalize.python_state.traversal_rules import is_entered, of_proxy
+from functionalize.python_state.ownership import is_installed, is_of_torch_or_python, is_own
+from functionalize.python_state.traversal_rules import PLAIN, is_entered, of_proxy
 from functionalize.python_state.walk import StateWalk, is_module
 from functionalize.runtime.calls.program import CapturedProgram
 from functionalize.runtime.guards.python_guards import Settings, hooks_of
