@@ -254,8 +254,8 @@ class CaptureSession(RecordingSession):
     ) -> LeftInObjects:
         hooks.note()
         objects.texts = texts
-        changes, steps = effects.side_effects(objects, returned), self._steps.described(objects.recipe)
-        left = LeftInObjects(changes, steps, texts.described(objects.recipe))
+        changes, steps = effects.side_effects(objects, returned), self._steps.described(objects.reconstruction)
+        left = LeftInObjects(changes, steps, texts.described(objects.reconstruction))
         self._numbers.check_kept(objects.is_reached)
         self._generators.make_anew(self.recorder.tracer.graph)
         return left

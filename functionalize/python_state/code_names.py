@@ -37,15 +37,15 @@ Named = tuple[str, Any, Any]  # a variable: its name, and the container and key 
 
 def variables(func: Any) -> Iterator[Named]:
     """What a function reaches by names: arguments bound by ``partial``, ``self``, defaults, closures, globals."""
-    for one in _behind(func):
-        if isinstance(one, functools.partial):
-            yield "args", BoundBy(one), "args"
-            yield from ((name, one.keywords, name) for name in one.keywords)
-        elif inspect.ismethod(one):
-            yield "self", {"self": one.__self__}, "self"
-        elif not (inspect.isfunction(one) or (one is func and is_module(one))):
-            yield "self", {"self": one}, "self"
-            yield from _of_layers(inspect.getattr_static(type(one), "__call__", None))
+    for layer in _behind(func):
+        if isinstance(layer, functools.partial):
+            yield "args", BoundBy(layer), "args"
+            yield from ((name, layer.keywords, name) for name in layer.keywords)
+        elif inspect.ismethod(layer):
+            yield "self", {"self": layer.__self__}, "self"
+        elif not (inspect.isfunction(layer) or (layer is func and is_module(layer))):
+            yield "self", {"self": layer}, "self"
+            yield from _of_layers(inspect.getattr_static(type(layer), "__call__", None))
     yield from _of_layers(func)
 
 
@@ -63,14 +63,14 @@ def _behind(func: Any) -> Iterator[Any]:
 
 def bound_by_name(func: Any) -> list[dict[str, Any]]:
     """The dicts of arguments that ``functools.partial`` binds by name, which a program may change."""
-    return [one.keywords for one in _behind(func) if isinstance(one, functools.partial)]
+    return [layer.keywords for layer in _behind(func) if isinstance(layer, functools.partial)]
 
 
 def layers(func: Any) -> Iterator[Any]:
     """The function behind decorators, and what decorators of the user's wrapped it in."""
-    for one in _behind(func):
-        if inspect.isfunction(one) and (not hasattr(one, "__wrapped__") or is_of_program(one.__code__)):
-            yield one
+    for layer in _behind(func):
+        if inspect.isfunction(layer) and (not hasattr(layer, "__wrapped__") or is_of_program(layer.__code__)):
+            yield layer
 
 
 def _of_layers(func: Any) -> Iterator[Named]:
@@ -112,11 +112,11 @@ def variables_of_module(value: Any, path: str, names: list[str], seen: set[str])
     seen.add(value.__name__)
     content = vars(value)
     for name in names:
-        found = content.get(name, ABSENT)
-        if found is not ABSENT and not name.startswith("__"):
+        member = content.get(name, ABSENT)
+        if member is not ABSENT and not name.startswith("__"):
             yield f"{path}.{name}", Variable(content, name), 0
-        if issubclass(type(found), types.ModuleType):
-            yield from variables_of_module(found, f"{path}.{name}", names, seen)
+        if issubclass(type(member), types.ModuleType):
+            yield from variables_of_module(member, f"{path}.{name}", names, seen)
 
 
 def _defaults(func: Any) -> Iterator[Named]:
@@ -140,11 +140,14 @@ class Names(NamedTuple):
 @functools.lru_cache(maxsize=1 << 12)
 def names_in(code: types.CodeType) -> Names:
     """What code, and code of functions in it, does by names."""
-    opcodes, inner = set(code.co_code[::2]), [one for one in code.co_consts if isinstance(one, types.CodeType)]
+    opcodes, inner = (
+        set(code.co_code[::2]),
+        [constant for constant in code.co_consts if isinstance(constant, types.CodeType)],
+    )
     writes = _STORE_GLOBAL in opcodes
-    stored = [one.argval for one in instructions(code) if one.opcode == _STORE_GLOBAL] if writes else []
-    found = [Names(list(code.co_names), [*_loaded(code)], stored, _STORE_ATTR in opcodes), *map(names_in, inner)]
-    named, loaded, written, gives = zip(*found, strict=True)
+    stored = [step.argval for step in instructions(code) if step.opcode == _STORE_GLOBAL] if writes else []
+    names = [Names(list(code.co_names), [*_loaded(code)], stored, _STORE_ATTR in opcodes), *map(names_in, inner)]
+    named, loaded, written, gives = zip(*names, strict=True)
     return Names(_once(named), _once(loaded), _once(written), any(gives))
 
 
@@ -171,7 +174,7 @@ def catches(code: types.CodeType) -> bool:
     opcodes = code.co_code[::2]
     if not _MATCHES.isdisjoint(opcodes) or any(pair == (_CAUGHT, _POP_TOP) for pair in itertools.pairwise(opcodes)):
         return True
-    return any(catches(one) for one in code.co_consts if isinstance(one, types.CodeType))
+    return any(catches(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
 
 
 def instructions(code: types.CodeType) -> list[Any]:

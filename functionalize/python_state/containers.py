@@ -1,9 +1,8 @@
 """What Python values sit in: entries of dicts and lists, variables of functions, slots of objects, items of sets.
 
-All are read and written alike, as a dict or as a list is: :class:`Variable`, :class:`ContextValue`, :class:`SetItems`,
-:class:`SlotsOf` and :class:`ClassAttributes` are such views of what is neither.
-
-Invariant: a container is written past the methods that its class overrides. Limits: the order of a set is Python's.
+Takes a container and a key. Gives reads and writes, alike for all: :class:`Variable`, :class:`ContextValue`,
+:class:`SetItems`, :class:`SlotsOf` and :class:`ClassAttributes` are views, as a dict or a list, of what is neither.
+Guarantees that a container is written past the methods that its class overrides. Limits: Python gives a set its order.
 """
 
 from __future__ import annotations
@@ -364,6 +363,8 @@ def assign(container: Container, content: Any) -> None:
     elif isinstance(container, SlotsOf):
         container.clear()
         container.update(content)
+    elif isinstance(container, list):
+        list.__setitem__(container, slice(None), content)
     elif isinstance(container, deque):
         deque.clear(container)
         deque.extend(container, content)

@@ -22,6 +22,8 @@ import weakref
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
@@ -29,11 +31,13 @@ import torch
 from functionalize._torch import buffers_of, modules_of, parameters_of
 from functionalize._torch.tensors import SYMBOLS
 from functionalize.python_state.containers import (
+    MAPPINGS,
     ClassAttributes,
     Container,
     ContextValue,
     SetItems,
     SlotsOf,
+    assign,
     copy_of,
     per_class,
 )
@@ -50,11 +54,8 @@ _CLOSED = 1 << 7 | 1 << 8  # not to be called, or not to be changed
 _POINTER = struct.calcsize("P")
 
 
-class Entries(NamedTuple):
-    """A container that an object consists of, and the keys of its entries that a walk enters."""
-
-    container: Container
-    keys: list[Any]
+# A container that an object consists of, and the keys of its entries that a walk enters. A capture meets thousands.
+Entries = tuple[Container, list[Any]]
 
 
 class Comparison(enum.Enum):
@@ -119,7 +120,7 @@ def decomposition_of(kind: type) -> Decomposition:
     elif issubclass(kind, contextvars.ContextVar):
         entries = _entries_of_variable
     else:
-        entries = _entries(kind, slots)
+        entries = _entries(kind)
     items = next((row.items for base, row in _ROWS.items() if row.items is not None and issubclass(kind, base)), None)
     return Decomposition(entries, items or _named_items(slots), _parts(kind), _comparison(kind, slots))
 
@@ -160,52 +161,62 @@ def _defines(kind: type, name: str) -> bool:
 
 # Where values sit
 
+Place = Callable[[Any], Container]  # of an object one of the containers that it consists of; None where it has none
 
-def _entries(kind: type, slots: tuple[str, ...]) -> Callable[[Any], Iterator[Entries]]:
-    """Items, attributes and slots."""
-    holds_items, is_set, is_dict = (issubclass(kind, bases) for bases in (CONTAINERS, set, dict))
-    bare = kind in CONTAINERS
-    unset = holds_items and is_of_torch_or_python(kind.__module__)  # nobody gives such an object its first attribute
+
+def _places(kind: type) -> Iterator[Place]:
+    """Where objects of a class have items, attributes and slots."""
+    if issubclass(kind, CONTAINERS):
+        yield SetItems if issubclass(kind, set) else _itself
+    if kind not in CONTAINERS:
+        yield attributes_of
+    slots = slots_of(kind)
+    if slots:
+        yield lambda value: SlotsOf(value, slots)
+
+
+def _itself(value: Any) -> Container:
+    return value
+
+
+def _entries(kind: type) -> Callable[[Any], Iterator[Entries]]:
+    places = list(_places(kind))
+    skips_empty = issubclass(kind, CONTAINERS) and is_of_torch_or_python(kind.__module__)
 
     def entries(value: Any) -> Iterator[Entries]:
-        if holds_items:
-            items = SetItems(value) if is_set else value
-            yield Entries(items, list(copy_of(value)) if is_dict else list(range(len(value))))
-            if bare:
-                return
-        attributes = getattr(value, "__dict__", None)
-        if attributes or (attributes is not None and not unset):
-            yield Entries(attributes, list(attributes))
-        if slots:
-            held = SlotsOf(value, slots)
-            yield Entries(held, list(held))
+        for place in places:
+            container = place(value)
+            if container is None or (skips_empty and place is attributes_of and not container):
+                continue  # nobody gives such an object its first attribute
+            mapping = isinstance(container, MAPPINGS)
+            yield container, list(copy_of(container)) if mapping else list(range(len(container)))
 
     return entries
 
 
 def _entries_of_class(value: Any) -> Iterator[Entries]:
     attributes = ClassAttributes(value)
-    yield Entries(attributes, list(attributes))
+    yield attributes, list(attributes)
 
 
 def _entries_of_variable(value: Any) -> Iterator[Entries]:
     held = ContextValue(value)
-    yield Entries(held, list(range(len(held))))
+    yield held, list(range(len(held)))
 
 
 def _entries_of_module(value: Any) -> Iterator[Entries]:
     """Parameters, buffers and modules; hooks; and attributes of its own that may reach tensors."""
     for tensors in (parameters_of(value), buffers_of(value)):
-        yield Entries(tensors, list(tensors))
+        yield tensors, list(tensors)
     modules = modules_of(value)
-    yield Entries(modules, [name for name, module in modules.items() if module is not None])
+    yield modules, [name for name, module in modules.items() if module is not None]
     content = value.__dict__
     for name in HOOKS_OF_MODULES:
         if hooks := content[name]:
-            yield Entries(hooks, list(hooks))
-    yield Entries(SetItems(content[_NOT_SAVED]), [])
+            yield hooks, list(hooks)
+    yield SetItems(content[_NOT_SAVED]), []
     own = [name for name, item in content.items() if name not in ATTRIBUTES_OF_MODULES and type(item) not in PLAIN]
-    yield Entries(content, own)
+    yield content, own
 
 
 # What classes written in Python add
@@ -255,41 +266,11 @@ def _named_items(slots: tuple[str, ...]) -> Callable[[Any], Items]:
     """What objects hold by name."""
 
     def items(value: Any) -> Items:
-        attributes = getattr(value, "__dict__", {})
+        attributes = attributes_of(value) or {}
         held = {**SlotsOf(value, slots), **attributes} if slots else attributes
         return Items(tuple(held), list(held.values()))
 
     return items
-
-
-def _with_attributes(value: Any, content: Parts, is_slotted: bool) -> Parts:
-    attributes, slots = attributes_of(value) or {}, list(_filled_slots(value)) if is_slotted else []
-    if not (attributes or slots):
-        return content
-    names, members = tuple(attributes), [member for member, _ in slots]
-    own, fill_content = len(content.rest), content.fill
-
-    def fill(made: Any, parts: Sequence[Any]) -> None:
-        fill_content(made, parts[:own])
-        if names:
-            object.__getattribute__(made, "__dict__").update(zip(names, parts[own:], strict=False))
-        for member, part in zip(members, parts[own + len(names) :], strict=True):
-            member.__set__(made, part)
-
-    added = [Part(f".{name}", item) for name, item in attributes.items()]
-    added += [Part(f".{member.__name__}", item) for member, item in slots]
-    return Parts(content.new, content.first, fill, [*content.rest, *added])
-
-
-def _filled_slots(value: Any) -> Iterator[tuple[Any, Any]]:
-    """The slots that hold something, as members of classes, and what they hold."""
-    for base in type(value).__mro__:
-        for name in _own_slots(base):
-            member = vars(base)[name]
-            try:
-                yield member, member.__get__(value)
-            except AttributeError:  # not set
-                continue
 
 
 # What built-in classes keep
@@ -304,16 +285,8 @@ def _keyed(entries: Iterable[tuple[Any, Any]]) -> list[Part]:
     return [part for pair in pairs for part in pair]
 
 
-def _object(value: Any, kind: type, native: Any) -> Parts:
+def _bare(value: Any, kind: type, native: Any) -> Parts:
     return Parts(lambda first: native.__new__(kind))
-
-
-def _list(value: Any, kind: type, native: Any) -> Parts:
-    return Parts(lambda first: native.__new__(kind), [], native.extend, _numbered(native.__iter__(value)))
-
-
-def _set(value: Any, kind: type, native: Any) -> Parts:
-    return Parts(lambda first: native.__new__(kind), [], native.update, _numbered(native.__iter__(value)))
 
 
 def _deque(value: Any, kind: type, native: Any) -> Parts:
@@ -324,7 +297,7 @@ def _deque(value: Any, kind: type, native: Any) -> Parts:
         native.__init__(made, (), length)
         return made
 
-    return Parts(new, [], native.extend, _numbered(native.__iter__(value)))
+    return Parts(new)
 
 
 def _tuple(value: Any, kind: type, native: Any) -> Parts:
@@ -335,23 +308,15 @@ def _frozenset(value: Any, kind: type, native: Any) -> Parts:
     return Parts(lambda first: native.__new__(kind, first), _numbered(native.__iter__(value)))
 
 
-def _dict(value: Any, kind: type, native: Any) -> Parts:
-    def fill(made: Any, parts: Sequence[Any]) -> None:
-        for key, item in zip(parts[::2], parts[1::2], strict=True):
-            native.__setitem__(made, key, item)
-
-    return Parts(lambda first: native.__new__(kind), [], fill, _keyed(native.items(value)))
-
-
 def _defaultdict(value: Any, kind: type, native: Any) -> Parts:
-    content, factory = _dict(value, kind, dict), native.default_factory
+    factory = native.default_factory
 
     def new(first: Sequence[Any]) -> Any:
         made = native.__new__(kind)
         factory.__set__(made, first[0])
         return made
 
-    return Parts(new, [Part(".default_factory", factory.__get__(value))], content.fill, content.rest)
+    return Parts(new, [Part(".default_factory", factory.__get__(value))])
 
 
 def _scalar(value: Any, kind: type, native: Any) -> Parts:
@@ -380,21 +345,21 @@ def _by_key(value: Any) -> Items:
 class _Row:
     """What a built-in class keeps."""
 
-    parts: Callable[[Any, type, Any], Parts]  # of an object, its class and the built-in class
+    new: Callable[[Any, type, Any], Parts]  # of an object, its class and the built-in class: how another one begins
     items: Callable[[Any], Items] | None = None  # None where attributes and slots are all that is compared
 
 
 _ROWS: dict[type, _Row] = {
-    list: _Row(_list, _in_order),
+    list: _Row(_bare, _in_order),
     tuple: _Row(_tuple, _in_order),
     deque: _Row(_deque, _in_order),
-    set: _Row(_set, _sorted),
+    set: _Row(_bare, _sorted),
     frozenset: _Row(_frozenset, _sorted),
-    OrderedDict: _Row(_dict, _by_key),
+    OrderedDict: _Row(_bare, _by_key),
     defaultdict: _Row(_defaultdict, _by_key),
-    dict: _Row(_dict, _by_key),
+    dict: _Row(_bare, _by_key),
     **dict.fromkeys(SCALARS, _Row(_scalar)),
-    object: _Row(_object),
+    object: _Row(_bare),
 }
 
 
@@ -405,11 +370,50 @@ def _parts(kind: type) -> Callable[[Any], Parts | None]:
     native = native_class(kind)
     row = _ROWS[tuple] if issubclass(native, tuple) else _ROWS.get(native)
     if row is not None:
-        parts, is_slotted = row.parts, bool(slots_of(kind))
-        return lambda value: _with_attributes(value, parts(value, type(value), native), is_slotted)
+        places, new = list(_places(kind)), row.new
+        return lambda value: _filled(new(value, type(value), native), places, value)
     if (native.__module__, native.__name__) == ("numpy", "ndarray"):
         return lambda value: _of_array(value) if _has_symbols(value) else _reduced(value)
     return _reduced
+
+
+def _filled(begun: Parts, places: Sequence[Place], value: Any) -> Parts:
+    """What an object begins with, and then what its containers hold; values stand in the parts alone."""
+    rest, fillers = list[Part](), list[Callable[[Any, Iterable[Any]], None]]()
+    for place in places:
+        container = place(value)
+        if container:
+            content = copy_of(container)
+            if not isinstance(content, dict):
+                rest += _numbered(content)
+                filler = partial(_fill_in_order, place, len(content))
+            elif place is _itself:
+                rest += _keyed(content.items())
+                filler = partial(_fill_by_key, len(content))
+            else:
+                rest += (Part(f".{name}", item) for name, item in content.items())
+                filler = partial(_fill_by_name, place, tuple(content))
+            fillers.append(filler)
+
+    def fill(made: Any, parts: Sequence[Any]) -> None:
+        remaining = iter(parts)
+        for filler in fillers:
+            filler(made, remaining)
+
+    return Parts(begun.new, begun.first, fill, rest) if rest else begun
+
+
+def _fill_in_order(place: Place, count: int, made: Any, parts: Iterable[Any]) -> None:
+    assign(place(made), list(islice(parts, count)))
+
+
+def _fill_by_key(count: int, made: Any, parts: Iterable[Any]) -> None:
+    flat = list(islice(parts, 2 * count))
+    assign(made, dict(zip(flat[::2], flat[1::2], strict=True)))
+
+
+def _fill_by_name(place: Place, names: tuple[str, ...], made: Any, parts: Iterable[Any]) -> None:
+    assign(place(made), dict(zip(names, islice(parts, len(names)), strict=True)))
 
 
 # Functions and what they close over

@@ -1,7 +1,8 @@
-"""What values were, so that they can be compared later: plain ones as they are, containers by their content.
+"""What values are at one moment, to be compared later: plain values themselves, containers by their content.
 
-Invariant: values compare equal only if a program cannot tell them apart. Limits: values behind objects that are
-neither modules, containers nor plain objects with attributes are compared by identity.
+Takes values. Gives snapshots, which :func:`same` compares. Guarantees that two snapshots are the same only if a program
+cannot distinguish the values. Limits: what sits behind other objects than modules, containers and objects with
+attributes is compared by identity.
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ def frozen(value: Any, memo: dict[int, Any], depth: int = DEPTH) -> Any:
 
 def _content(value: Any, comparison: Comparison, memo: dict[int, Any], depth: int) -> Any:
     kind = type(value)
-    if comparison is Comparison.OTHER and not hasattr(value, "__dict__"):
+    if comparison is Comparison.OTHER:
         held = held_by(value, ARRAYS)
         if held is not None:
             return _Array(kind, held, repr(value))

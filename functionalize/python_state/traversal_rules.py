@@ -1,7 +1,8 @@
-"""Which objects a walk enters, and what it finds behind those that it does not: rules by class.
+"""Which objects a walk enters, and what it finds behind those that it does not enter: rules by class.
 
-Invariant: nothing runs but what a weak reference and a view of a dict do to say what they show. Limits: objects of the
-standard library and of torch's private modules are entered only if a row says so.
+Takes classes and values. Holds the one table of plain types. Guarantees that nothing runs but what a weak reference and
+a view of a dict do to say what they show. Limits: objects of the standard library and of torch's private modules are
+entered only if a row says so.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ _PLAIN_OBJECTS = frozenset(
     }
 )
 _DICTS: tuple[dict[Any, Any], ...] = ({}, collections.OrderedDict())
-_VIEWS_OF_DICTS = tuple(type(view) for one in _DICTS for view in (one.keys(), one.values(), one.items()))
+_VIEWS_OF_DICTS = tuple(
+    type(view) for example in _DICTS for view in (example.keys(), example.values(), example.items())
+)
 
 
 @per_class
@@ -60,22 +63,22 @@ def is_entered(kind: type) -> bool:
         return True
     if issubclass(kind, OPAQUE) or kind in PATHS or _is_foreign(kind):
         return False
-    if not (kind.__dictoffset__ or any("__slots__" in one.__dict__ for one in kind.__mro__)):
+    if not (kind.__dictoffset__ or any("__slots__" in base.__dict__ for base in kind.__mro__)):
         return False
-    call = next((one.__dict__["__call__"] for one in kind.__mro__ if "__call__" in one.__dict__), None)
+    call = next((base.__dict__["__call__"] for base in kind.__mro__ if "__call__" in base.__dict__), None)
     return call is None or inspect.isfunction(call)
 
 
 def _is_plain(kind: type) -> bool:
-    return any((one.__module__, one.__qualname__) in _PLAIN_OBJECTS for one in kind.__mro__)
+    return any((base.__module__, base.__qualname__) in _PLAIN_OBJECTS for base in kind.__mro__)
 
 
 def _is_foreign(kind: type) -> bool:
-    """Whether a class is one of the standard library's, of torch's own insides, or of ours; or an expression's.
+    """Whether a class is base of the standard library's, of torch's own insides, or of ours; or an expression's.
 
     Expressions of sympy never change, and note what they find of themselves: an exported program holds some.
     """
-    if any(one.__module__.startswith("sympy.") for one in kind.__mro__):
+    if any(base.__module__.startswith("sympy.") for base in kind.__mro__):
         return True
     if _is_plain(kind) or root_of(kind.__module__) in ("builtins", "__main__"):
         return False
@@ -109,8 +112,8 @@ def behind(value: Any) -> Any:
     if type(value) in weakref.ProxyTypes:  # asked first: of its class a proxy says what the object behind it says
         return of_proxy(value)
     if isinstance(value, weakref.ReferenceType):
-        found: Any = value()
-        return getattr(found, "__self__", found) if isinstance(found, types.MethodType) else found
+        target: Any = value()
+        return getattr(target, "__self__", target) if isinstance(target, types.MethodType) else target
     if isinstance(value, _VIEWS_OF_DICTS):
         value = value.mapping
     if not isinstance(value, types.MappingProxyType) or "__module__" in value:  # the attributes of a class

@@ -1,17 +1,17 @@
-"""The tensors that a program reaches through Python objects, and the places where they are.
+"""The tensors that a program reaches through Python objects, and the places where they sit.
 
-A program gets at tensors through its arguments, through modules and optimizers, through variables of functions, and
-through containers and objects inside of these, such as caches. All are walked the same way, in the order of their keys.
-
-Invariant: objects that are built alike are walked alike, so that the n-th tensor of the one is the n-th of the other.
-Limits: those of :mod:`functionalize.python_state.traversal_rules`, which says what is entered.
+Takes arguments, modules, optimizers, variables of functions. Gives slots of tensors, constants and objects, in the
+order of keys, with the containers that hold them. Guarantees that objects that are built alike are walked alike: the
+n-th tensor of the first corresponds to the n-th of the second. Limits:
+:mod:`functionalize.python_state.traversal_rules` says which objects are entered.
 """
 
 from __future__ import annotations
 
+import enum
 import types
 import weakref
-from collections.abc import Iterable, Set, Sized
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +24,7 @@ from functionalize.python_state.containers import (
     SetItems,
     entry,
     identity,
+    per_class,
     place_of,
 )
 from functionalize.python_state.decompose import entries_of
@@ -37,6 +38,27 @@ _WEAK = (weakref.ref, *weakref.ProxyTypes)
 LEAF_TYPES = TENSOR_TYPES | PLAIN | {types.FunctionType}
 _STRINGS = frozenset({str})
 _HOLDERS = (torch.nn.Module, torch.optim.Optimizer)
+
+
+class _Role(enum.Enum):
+    """What a walk does with values of a class."""
+
+    TENSOR = enum.auto()
+    PLAIN = enum.auto()  # a leaf behind which is nothing
+    CONSTANT = enum.auto()  # a leaf that may show an object, or have attributes
+    TUPLE = enum.auto()
+    OBJECT = enum.auto()  # entered
+
+
+@per_class
+def _role_of(kind: type) -> _Role:
+    if issubclass(kind, torch.Tensor):
+        return _Role.TENSOR
+    if kind in LEAF_TYPES:
+        return _Role.PLAIN
+    if issubclass(kind, tuple):
+        return _Role.TUPLE
+    return _Role.OBJECT if is_entered(kind) else _Role.CONSTANT
 
 
 @dataclass
@@ -75,22 +97,23 @@ class StateWalk:
     def watch(self, container: Container, path: str) -> None:
         """Look afterwards whether a container holds something else."""
         self.containers[id(container)] = container, path
-        if _is_ordered(container, container, container):
+        if len(container) > 1 and _is_ordered(container, container, False):
             self.ordered[id(container)] = container, path
 
     def _enter(self, value: Any, slot: Slot) -> None:
         kind = type(value)
-        if kind in TENSOR_TYPES or issubclass(kind, torch.Tensor):
+        role = _role_of(kind)
+        if role is _Role.TENSOR:
             self.shape.append(torch.Tensor)
             self.tensors.append(slot)
             self.leaves.append(slot)
-        elif kind in LEAF_TYPES or not (issubclass(kind, tuple) or is_entered(kind)):
+        elif role is _Role.PLAIN or role is _Role.CONSTANT:
             self.shape.append(kind)
             self.constants.append(slot)
             self.leaves.append(slot)
-            if kind not in LEAF_TYPES:
+            if role is _Role.CONSTANT:
                 self._follow_constant(value, slot)
-        elif issubclass(kind, tuple):
+        elif role is _Role.TUPLE:
             self.shape.append((kind, len(value)))
             if has_attributes(kind):
                 self.open_attributes(value, slot.path)
@@ -129,14 +152,15 @@ class StateWalk:
     def _open_object(self, value: Any, kind: type, path: str) -> None:
         self._numbers[id(value)] = len(self.seen)
         self.seen.append(value)
-        if is_module(value):
+        module = is_module(value)
+        if module:
             refuse_module(value, path)
             self.modules[id(value)] = path
-        holds = isinstance(value, _HOLDERS)
+        holds = module or isinstance(value, torch.optim.Optimizer)
         self._holders += holds
         for container, keys in entries_of(value):
             self.containers[id(container)] = container, path
-            if _is_ordered(value, container, keys):
+            if len(keys) > 1 and _is_ordered(value, container, module):
                 self.ordered[id(container)] = container, path
             if keys:
                 self._open(value, container, keys, path)
@@ -168,11 +192,9 @@ class StateWalk:
                     self.open(key, f"{path}: a key")
 
 
-def _is_ordered(value: Any, container: Container, keys: Sized) -> bool:
+def _is_ordered(value: Any, container: Container, module: bool) -> bool:
     """Whether a container of an object is a dict that has an order: attributes, parameters and buffers have none."""
-    if len(keys) < 2 or not isinstance(container, dict):
-        return False
-    return container is value or (is_module(value) and container is modules_of(value))
+    return isinstance(container, dict) and (container is value or (module and container is modules_of(value)))
 
 
 def containers_inside(state: StateWalk, places: Set[tuple[int, Any]]) -> set[int]:
@@ -182,8 +204,8 @@ def containers_inside(state: StateWalk, places: Set[tuple[int, Any]]) -> set[int
         container, key = place_of(slot.container, slot.key)
         value = slot.found() if (id(container), key) in places or identity(slot.container) in inside else ABSENT
         if value is not ABSENT:
-            inside.update(identity(one) for one, _ in entries_of(value))
-    return {id(one) for one, _ in state.containers.values() if identity(one) in inside}
+            inside.update(identity(inner) for inner, _ in entries_of(value))
+    return {id(inner) for inner, _ in state.containers.values() if identity(inner) in inside}
 
 
 def is_module(value: Any) -> bool:

@@ -1,9 +1,8 @@
 """Hooks that a program registers on modules and optimizers, and leaves there: entries of dicts, as others are.
 
-Most dicts of hooks are empty, and no walk looks into those. What the program has put there is found by the numbers that
-torch gives to hooks, one after the other.
-
-Invariant: after a capture none of its hooks is left. Limits: modules and optimizers that the program is known to reach.
+Takes the watched objects of a run. Gives the dicts of hooks that it has changed to the watch: most are empty, and no
+walk looks into those, so new hooks are recognized by the numbers that torch gives to hooks, one after the other.
+Guarantees that none of its hooks is left after a capture. Limits: modules and optimizers that the program reaches.
 """
 
 from __future__ import annotations

@@ -31,13 +31,13 @@ class Objects(Protocol):
 
     def look(
         self,
-        known: Mapping[int, tuple[int, int]],
+        walked: Mapping[int, tuple[int, int]],
         substitutes: Collection[int],
         roots: Sequence[tuple[Any, Collection[int]]],
     ) -> None:
         """Look at what it left in some containers, each with the identities of what these held before."""
 
-    def recipe(self, value: Any, path: str) -> Any:
+    def reconstruction(self, value: Any, path: str) -> Any:
         """How one value is made."""
 
 
@@ -108,7 +108,7 @@ class SideEffectRecorder:
         container, path, before = change.container, change.path, change.before
 
         def key_of(key: Any) -> Any:
-            return objects.recipe(key, path) if isinstance(key, (torch.Tensor, str)) else key
+            return objects.reconstruction(key, path) if isinstance(key, (torch.Tensor, str)) else key
 
         now, mapping = copy_of(container), isinstance(container, MAPPINGS)
         new, touched = (now, before) if mapping else (dict(enumerate(now)), dict(enumerate(before)))
@@ -128,7 +128,7 @@ class SideEffectRecorder:
         state = self._states[index]
         plain = {key: item for key, item in touched.items() if not _is_input(item)}
         constants = {key_of(key): self._before(item, state) for key, item in plain.items()}
-        entries = {key_of(key): objects.recipe(item, joined(path, key)) for key, item in new.items()}
+        entries = {key_of(key): objects.reconstruction(item, joined(path, key)) for key, item in new.items()}
         gone = tuple(map(key_of, removed))
         return SideEffect(index, change.number, path, constants, entries, gone, length, adds, order, last)
 
@@ -155,7 +155,7 @@ def _is_input(item: Any) -> bool:
 
 def _has_symbol(item: Any) -> bool:
     if isinstance(item, list):  # which may hold itself
-        return any(isinstance(one, SYMBOLS) for one in item)
+        return any(isinstance(inner, SYMBOLS) for inner in item)
     return isinstance(item, SYMBOLS) or (isinstance(item, tuple) and any(map(_has_symbol, item)))
 
 

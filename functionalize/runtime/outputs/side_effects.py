@@ -58,7 +58,7 @@ class Before:
         expected = self.found_by(states)
         if now is expected:
             return True
-        held = {id(states[one.state].seen[one.number]): one for one in self.held}
+        held = {id(states[item.state].seen[item.number]): item for item in self.held}
         return self.content is not None and same(frozen(now, held), self.content)
 
     def told(self, now: Any, states: Sequence[Walked], words: Callable[[Any], str]) -> tuple[str, str]:
@@ -121,7 +121,7 @@ class ScheduleStep:
     def apply(self, states: Sequence[Walked], maker: Maker) -> None:
         """Step a call's own scheduler."""
         scheduler = states[0].seen[self.number]
-        scheduler.step(*map(maker.make, self.args), **{name: maker.make(one) for name, one in self.kwargs.items()})
+        scheduler.step(*map(maker.make, self.args), **{name: maker.make(value) for name, value in self.kwargs.items()})
 
 
 @dataclass(frozen=True)
