@@ -258,7 +258,7 @@ def attributes_of(value: Any) -> Any:
     try:
         attributes = object.__getattribute__(value, "__dict__")
     except AttributeError:
-        return None
+        attributes = getattr(value, "__dict__", None)  # some built-in classes answer by themselves: threading.local
     return attributes if isinstance(attributes, dict) else None
 
 

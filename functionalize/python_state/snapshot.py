@@ -107,7 +107,7 @@ def frozen(value: Any, memo: dict[int, Any], depth: int = DEPTH) -> Any:
 
 def _content(value: Any, comparison: Comparison, memo: dict[int, Any], depth: int) -> Any:
     kind = type(value)
-    if comparison is Comparison.OTHER:
+    if comparison is Comparison.OTHER and not hasattr(value, "__dict__"):
         held = held_by(value, ARRAYS)
         if held is not None:
             return _Array(kind, held, repr(value))
