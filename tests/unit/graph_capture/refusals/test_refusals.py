@@ -151,7 +151,7 @@ def test_refused(name: str) -> None:
     with pytest.raises(UnsupportedProgramError, match=what) as raised:
         capture(func, (x,))
     _, place, why, way_out = str(raised.value).split("\n    ")
-    assert re.match(r"at   .*test_capture_refusals\.py:\d+ in", place)
+    assert re.match(r"at   .*test_refusals\.py:\d+ in", place)
     assert why.startswith("why  ")
     assert way_out.startswith("try  ")
 
@@ -212,7 +212,7 @@ def test_what_was_computed_unseen_is_no_constant() -> None:
     what = r"a tensor of size \(2, 3\) and torch.float32, used by aten.add.Tensor"
     with pytest.raises(UnsupportedProgramError, match=what) as raised:
         capture(without_modes, (X,))
-    assert re.search(r"at   .*test_capture_refusals\.py:\d+ in", str(raised.value))
+    assert re.search(r"at   .*test_refusals\.py:\d+ in", str(raised.value))
 
 
 @pytest.mark.slow
@@ -227,7 +227,7 @@ def test_what_a_program_hides_is_refused() -> None:
     what = r"a tensor of size \(2, 3\) that the program computes is still held by an object of the class SimpleQueue"
     with pytest.raises(UnsupportedProgramError, match=what) as raised:
         capture(run, (X,))
-    assert re.search(r'at   .*test_capture_refusals\.py", line \d+, in run +y = x \* 2', str(raised.value))
+    assert re.search(r'at   .*test_refusals\.py", line \d+, in run +y = x \* 2', str(raised.value))
 
 
 def test_iterators_are_refused() -> None:
@@ -391,7 +391,7 @@ def test_what_no_operator_shows_is_refused_at_its_line_with_advice_that_works(na
     with pytest.raises(UnsupportedProgramError, match=rf"try  .*{advice}") as raised:
         capture(program, (torch.ones(3),))
     place = str(raised.value).split("\n    ")[1]
-    assert re.match(r"at   .*test_capture_refusals\.py:\d+ in .*(# here|lambda)", place), place
+    assert re.match(r"at   .*test_refusals\.py:\d+ in .*(# here|lambda)", place), place
     assert (random.getstate(), ARRAY.tolist(), OWN.getstate()) == state
     captured, found = capture(advised, (torch.ones(3),)), list[Any]()
     for call in (advised, captured):
