@@ -24,7 +24,7 @@ from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree  # torch has no public one
 
-from functionalize._torch.dispatch import decomposes
+from functionalize.ops import tables
 
 __all__ = ["HigherOrderOperator", "OpOverloadPacket", "decomposition_of", "traced_call"]
 
@@ -39,7 +39,7 @@ def decomposition_of(op: Any) -> Callable[..., Any] | None:
     for table in (_core(), decomposition_table):
         if op in table:
             return table[op]
-    return op.decompose if isinstance(op, OpOverload) and decomposes(op) else None
+    return op.decompose if isinstance(op, OpOverload) and tables.decomposes(op) else None
 
 
 def traced_call(function: Callable[..., Any], leaves: list[Any], gives: Any = None) -> torch.fx.GraphModule:

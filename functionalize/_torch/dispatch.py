@@ -40,14 +40,6 @@ DisableTorchFunction = torch._C.DisableTorchFunction  # the public one silences 
 below_dispatch = torch._C._DisableTorchDispatch  # the kernels themselves, whatever modes and subclasses there are
 
 
-def decomposes(op: OpOverload) -> bool:
-    """Whether an op has a CompositeImplicitAutograd kernel."""
-    try:
-        return bool(op._can_decompose())
-    except RuntimeError:  # prim::device and its like are known to TorchScript alone, not to the dispatcher
-        return False
-
-
 @cache
 def counts_versions(op: OpOverload) -> bool:
     """Whether an op that writes has grown the version counters of what it writes before modes see it, or never does."""

@@ -31,6 +31,7 @@ from functionalize._torch.dispatch import HigherOrderOperator, below_dispatch, o
 from functionalize._torch.elementwise import elementwise_strides
 from functionalize._torch.symbols.sizes import decide_broadcasts, hint_of, unbacked
 from functionalize._torch.tensors import PLAIN_TYPES, is_symbolic, set_versions
+from functionalize.ops import traits
 
 _RULES_OF_MODE: Any = registered_hop_fake_fns  # of higher-order operators, by these
 _META = torch.device("meta")
@@ -41,11 +42,7 @@ _ELSEWHERE = (
 )
 _SIZE = torch.ops.aten.size.default  # as C++ asks for numbers
 _ITEM = torch.ops.aten._local_scalar_dense.default  # of complex numbers there are no symbols
-_CHOOSING = frozenset(  # ops that choose a kernel by sizes
-    {torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default}
-)
 _ALIGNED = torch.ops.aten._nested_tensor_from_mask_left_aligned.default  # torch runs its kernel on zeros
-TOLD_BY_DATA = frozenset({torch.ops.aten.equal.default, torch.ops.aten.allclose.default, _ITEM})
 _REAL = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 
 
@@ -116,15 +113,6 @@ def _has_symbols(args: Iterable[Any]) -> bool:
     return any(type(arg) in _NUMBERS or (type(arg) is list and _has_symbols(arg)) for arg in args)
 
 
-_BROADCASTING = frozenset(  # beside what goes by elements
-    getattr(getattr(torch.ops.aten, name), overload)
-    for name, overload in (
-        *(("expand", "default"), ("copy_", "default"), ("copy", "default")),
-        *(("normal", "Tensor_Tensor"), ("normal_functional", "default")),
-    )
-)
-
-
 def has_foreign_fakes() -> bool:
     """Whether what runs now is on fake tensors of torch's own, as Dynamo's are: they know torch's metas alone."""
     mode = detect_fake_mode()
@@ -149,7 +137,8 @@ class MetasFakeMode(FakeTensorMode):
 
     def by_torchs_meta(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """What an op gives by torch's meta kernel, without guards of what chooses between kernels that look alike."""
-        if func in _CHOOSING and any(isinstance(arg, FakeTensor) and is_symbolic(arg) for arg in args):
+        chooses = func in traits.CHOOSES_KERNEL_BY_SIZE
+        if chooses and any(isinstance(arg, FakeTensor) and is_symbolic(arg) for arg in args):
             from functionalize._torch.kernel_choices import indifferent  # here: loads sympy
 
             out = indifferent(self.shape_env, lambda: self._on_snapshots(func, types, args, kwargs))
@@ -242,13 +231,13 @@ class CaptureFakeMode(MetasFakeMode):
 
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         decider = getattr(self.shape_env, "decider", None)
-        if decider is not None and func in TOLD_BY_DATA and (func is not _ITEM or args[0].dtype.is_complex):
+        if decider is not None and func in traits.ANSWERS_BY_DATA and (func is not _ITEM or args[0].dtype.is_complex):
             answer = decider.result(func, args, kwargs or {})
             if answer is not None:
                 return answer
         if func is _ALIGNED:
             raise DataDependentOutputException(func)
-        if decider is not None and (func in _BROADCASTING or torch.Tag.pointwise in getattr(func, "tags", ())):
+        if decider is not None and (func in traits.BROADCASTS or torch.Tag.pointwise in getattr(func, "tags", ())):
             shapes = [arg.size() for arg in args if isinstance(arg, FakeTensor)]
             decide_broadcasts([*shapes, args[1]] if func is torch.ops.aten.expand.default else shapes)
         if func is _SIZE and self._asked_sizes is not None and not unbacked(args[0].size()):

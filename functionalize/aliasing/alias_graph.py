@@ -22,12 +22,10 @@ from functionalize.aliasing.geometry import Layout, hint, hinted_span, is_empty
 from functionalize.aliasing.overlap import RouteStep, as_dtype, flat_base_layout, reaches, route
 from functionalize.aliasing.view_rules import Call, Value, ViewRule
 from functionalize.errors import UnsupportedMutationError
+from functionalize.ops import traits
 
 aten = torch.ops.aten
 
-# A user's `x.view(-1)` of a tensor that has one dimension already is kept as a step of its own, as in the documented
-# graphs of torch.func.functionalize. Deeper in a chain, and for other ops, such a step is dropped.
-_RENAMINGS = frozenset({aten.view.default, aten._unsafe_view.default})
 _LONG_CHAIN = 3  # from here on a view looks for a shorter way from the root
 
 
@@ -121,7 +119,7 @@ class AliasGraph:
         ``sized_by_data``: whether only the data told sizes of the source, before the op took them for others.
         """
         base, build = source.base, view_rules.VIEW_RULES.get(op)
-        if source is base.root and op in _RENAMINGS and layout.key == source.layout.key:
+        if source is base.root and op in traits.RESIZING_VIEWS and layout.key == source.layout.key:
             return base.renamed(view_rules.VIEW_RULES[op](source.layout, layout, *args))
         known = base.at(layout)
         if known is source and build is not None and (sized_by_data or (not layout.static and unbacked(layout.size))):

@@ -10,8 +10,8 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from functionalize._torch import OpOverload
 from functionalize.ops import tables
+from functionalize.ops.tables import OpOverload
 
 # Arguments of operators that draw random numbers, each with the value by which a call draws none.
 _DRAWS_NOTHING: Mapping[str, object] = {"dropout_p": 0.0, "train": False, "training": False}

@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 
-from functionalize._torch import OpOverload, decomposes
 from functionalize.codegen import sources
 from functionalize.codegen.columns import Kind, OpRow, ViewKind, Written
 from functionalize.generated import reasons, rows
@@ -30,11 +29,13 @@ __all__ = [
     "UNPAIRED",
     "WRITE_BACKS",
     "Kind",
+    "OpOverload",
     "OpRow",
     "ViewKind",
     "Written",
     "acts",
     "communicates",
+    "decomposes",
     "known_ops",
     "live_row",
     "overload",
@@ -43,6 +44,7 @@ __all__ = [
     "views",
 ]
 
+OpOverload = type(torch.ops.aten.add.Tensor)
 # What an epilogue may call on an input: data first, then the metadata that eager would have left.
 WRITE_BACKS = frozenset(
     getattr(torch.ops.aten, name) for name in ("copy_", "resize_", "resize_as_sparse_", "as_strided_", "set_")
@@ -69,7 +71,7 @@ UNPAIRED: Mapping[str, str] = {
 
 
 @functools.cache
-def row(op: OpOverload) -> OpRow:
+def row(op: Any) -> OpRow:
     """What `op` is: from the tables, or from its live schema where they do not know it.
 
     Example:
@@ -81,12 +83,26 @@ def row(op: OpOverload) -> OpRow:
     return live_row(op) if text is None else OpRow.parse(text)
 
 
-def views(op: OpOverload) -> bool:
+def decomposes(op: Any) -> bool:
+    """Whether an operator has a CompositeImplicitAutograd kernel.
+
+    Example:
+        >>> decomposes(torch.ops.aten.matmul.default), decomposes(torch.ops.aten.mm.default)
+        (True, False)
+    """
+    name = "CompositeImplicitAutograd"
+    try:
+        return any(key.name == name for key in op.py_kernels) or bool(op.has_kernel_for_dispatch_key(name))
+    except RuntimeError:  # prim::device and its like are known to TorchScript alone, not to the dispatcher
+        return False
+
+
+def views(op: Any) -> bool:
     """Whether what `op` returns may lie in the memory of its argument."""
     return row(op).view is not ViewKind.NONE
 
 
-def live_row(op: OpOverload) -> OpRow:
+def live_row(op: Any) -> OpRow:
     """The row that the live schema of `op` gives; a schema names no functional variant, so it has none.
 
     Example:
@@ -121,7 +137,7 @@ def _written_alias(value: torch.Argument) -> set[str] | None:
     return value.alias_info.before_set if value.alias_info is not None and value.alias_info.is_write else None
 
 
-def _kind(op: OpOverload, written: Sequence[Written]) -> Kind:
+def _kind(op: Any, written: Sequence[Written]) -> Kind:
     if not written:
         return Kind.FUNCTIONAL
     base = op._schema.name.rpartition("::")[2]
@@ -131,7 +147,7 @@ def _kind(op: OpOverload, written: Sequence[Written]) -> Kind:
     return Kind.OUT if any(one.position is None for one in written) else Kind.MUTABLE
 
 
-def _view_kind(op: OpOverload) -> ViewKind:
+def _view_kind(op: Any) -> ViewKind:
     if torch.Tag.inplace_view in op.tags:
         return ViewKind.INPLACE_VIEW
     aliased = [r for r in op._schema.returns if r.alias_info is not None and not r.alias_info.is_write]
@@ -142,14 +158,14 @@ def _view_kind(op: OpOverload) -> ViewKind:
     return ViewKind.MULTI if any(isinstance(r.type, torch.ListType) for r in aliased) else ViewKind.SINGLE
 
 
-def _returns(op: OpOverload) -> tuple[int, ...]:
+def _returns(op: Any) -> tuple[int, ...]:
     """For each return its index, or -(k+1) where it is the written argument k itself."""
     written = [alias for alias in map(_written_alias, op._schema.arguments) if alias is not None]
     returned = enumerate(map(_written_alias, op._schema.returns))
     return tuple(-(written.index(alias) + 1) if alias in written else index for index, alias in returned)
 
 
-def undeclared(op: OpOverload) -> str | None:
+def undeclared(op: Any) -> str | None:
     """What `op` does of which its schema says nothing; None where that says all.
 
     Example:
@@ -182,7 +198,7 @@ def communicates(op: object) -> bool:
 
 
 @functools.cache
-def overload(name: str) -> OpOverload:
+def overload(name: str) -> Any:
     """The operator of a name as rows write it.
 
     Raises:
@@ -194,8 +210,7 @@ def overload(name: str) -> OpOverload:
     """
     namespace, _, qualified = name.partition("::")
     base, _, overload_name = qualified.partition(".")
-    found = getattr(getattr(getattr(torch.ops, namespace), base), overload_name or "default")
-    return found  # type: ignore[no-any-return]  # torch.ops makes its attributes up
+    return getattr(getattr(getattr(torch.ops, namespace), base), overload_name or "default")
 
 
 def known_ops() -> Iterable[str]:

@@ -18,13 +18,12 @@ import torch
 from functionalize._torch import FakeTensor, FakeTensorMode, OpOverload, is_symbolic, storage_id
 from functionalize._torch.fakes import FakeFactory, below_dispatch, data_dependent
 from functionalize.aliasing.geometry import Layout
-from functionalize.ops import tables
+from functionalize.ops import tables, traits
 from functionalize.ops.tables import ViewKind
 
 _STRIDED = torch.strided
 _ENTRIES = 100_000  # after so many all is forgotten: a bound on memory, far above what one model needs
 _AS_THEY_ARE = (bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
-_KEPT_APART = frozenset({torch.ops.aten.view.dtype})  # gives inference tensors in inference mode, unlike other views
 _INDEX, _MASKS = torch.ops.aten.index.Tensor, frozenset({torch.bool, torch.uint8})
 _DEPENDS_ON_DATA = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
 
@@ -119,7 +118,7 @@ def _is_usable(func: Any) -> bool:
     row = tables.row(func)
     plain = not func._schema.is_mutable and not row.composite and row.view is not ViewKind.INPLACE_VIEW
     data = _DEPENDS_ON_DATA.intersection(func.tags) and func is not _INDEX
-    return plain and not data and func not in _KEPT_APART and "lift" not in func.name()
+    return plain and not data and func not in traits.MADE_FOR_INFERENCE and "lift" not in func.name()
 
 
 def _describe(args: Collection[Any], parts: list[Any], mode: FakeTensorMode) -> bool:

@@ -44,6 +44,7 @@ from functionalize._torch import (
 from functionalize._torch.autograd import SET_GRAD_MODE
 from functionalize._torch.tensors import autograd_base
 from functionalize.aliasing.tensor_queries import tensor_leaves
+from functionalize.ops import functions
 from functionalize.transform.context import FunctionalizationContext
 from functionalize.transform.functions.eager_kernels import IN_EAGER, OPENED
 from functionalize.transform.functions.numbers import SPELT_OUT as OF_NUMBERS
@@ -54,10 +55,6 @@ from functionalize.transform.handlers.copies import deep_copy, reduced
 
 _SET_DATA: Any = torch.Tensor.data.__set__  # type: ignore[attr-defined]  # stubs call it a tensor
 _GRAD: Any = torch.Tensor.grad  # stubs call it a tensor
-_LOSE_OUT = frozenset({torch.linalg.matrix_rank})
-_DROPOUTS = {torch.dropout, torch.nn.functional.dropout}
-_BACKWARD: frozenset[Any] = frozenset({torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward})
-_INPUTS = {torch.autograd.grad: 1, torch.autograd.backward: 5, torch.Tensor.backward: 4}  # where they are passed
 _OF_STORAGES = ("storage_offset", "as_strided", "as_strided_", "as_strided_scatter", "set_")
 _ASKS: dict[Any, tuple[str, ...]] = {  # what a program asks by them
     **dict.fromkeys((getattr(torch.Tensor, name) for name in _OF_STORAGES), (OFFSET,)),
@@ -75,28 +72,11 @@ _ASKS: dict[Any, tuple[str, ...]] = {  # what a program asks by them
 _HOOK: Any = torch.Tensor.register_hook
 _GRAD_FN: Any = torch.Tensor.grad_fn.__get__  # type: ignore[union-attr]
 _REQUIRE: Any = torch.Tensor.requires_grad_
-_DETACHES: frozenset[Any] = frozenset(
-    {
-        *(torch.detach, torch.detach_, torch.Tensor.detach, torch.Tensor.detach_, torch.Tensor.data.__get__),  # type: ignore[attr-defined]
-        *(torch.tensor, torch.Tensor.new_tensor, torch.ops.aten.detach.default, torch.ops.aten.detach),
-    }
-)
-_NOTED = _DETACHES | {_HOOK, _REQUIRE, ASK_VERSION, SET_GRAD_MODE, _GRAD_FN}
+_NOTED = functions.DETACHING | {_HOOK, _REQUIRE, ASK_VERSION, SET_GRAD_MODE, _GRAD_FN}
 _COPIES: dict[Any, Any] = {torch.Tensor.__deepcopy__: deep_copy, torch.Tensor.__reduce_ex__: reduced}
-_RESHAPES: frozenset[Any] = frozenset(  # these copy unless the tensor lies in memory as they want it
-    getattr(namespace, name)
-    for name in ("contiguous", "flatten", "is_contiguous", "ravel", "reshape", "reshape_as")
-    for namespace in (torch, torch.Tensor)
-    if hasattr(namespace, name)
-) | {
-    one
-    for name in ("contiguous", "flatten", "ravel", "reshape", "reshape_as")
-    for packet in [getattr(torch.ops.aten, name)]
-    for one in (packet, *(getattr(packet, overload) for overload in packet.overloads()))
-}
 SPELT_OUT = {**OF_NUMBERS, **LAYERS, **IN_EAGER, **OF_ENCODERS}
 _TABLES = ELEMENTS.keys() | _ASKS.keys() | SPELT_OUT.keys()
-_UNDISPATCHED = {*_COPIES, _SET_DATA} | _TABLES | _LOSE_OUT | _DROPOUTS | _BACKWARD | _NOTED | _RESHAPES
+_UNDISPATCHED = {*_COPIES, _SET_DATA, *functions.GRADIENTS_OF} | _TABLES | _NOTED | functions.UNDISPATCHED
 
 
 class FunctionalizeFunctionMode(TorchFunctionMode):
@@ -141,7 +121,7 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
         if func in OPENED:
             with self:
                 return OPENED[func](*args, **kwargs or {})
-        symbolic = self._symbols and (func in _BACKWARD or any(map(has_symbol, pytree.tree_leaves((args, kwargs)))))
+        symbolic = self._symbols and (func in functions.GRADIENTS_OF or _has_symbols(args, kwargs))
         if symbolic or (not isinstance(func, HigherOrderOperator) and _has_number(args, kwargs)):
             with enable_python_dispatcher():
                 return self._decompose(func, args, kwargs or {})
@@ -160,13 +140,13 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
             self._note(func, list(tensor_leaves(args, kwargs)))
         if func in SPELT_OUT:
             return SPELT_OUT[func](*args, **kwargs)
-        if func in _DROPOUTS and _drops_nothing(*args, **kwargs):
+        if func in functions.DROPOUTS and _drops_nothing(*args, **kwargs):
             return args[0] if args else kwargs["input"]
         if func == _SET_DATA and all(map(_is_plain, args)):
             return self._context.set_data(*args)
         if func in _COPIES and type(args[0]) in PLAIN_TYPES:
             return _COPIES[func](*args)
-        if func in _LOSE_OUT and kwargs.get("out") is not None:
+        if func in functions.LOSES_OUT and kwargs.get("out") is not None:
             others = {name: value for name, value in kwargs.items() if name != "out"}
             result = func(*args, **others)
             return kwargs["out"].resize_(result.size()).copy_(result)
@@ -210,7 +190,7 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
 
     def _note_hooks_of(self, func: Any, args: Any, kwargs: Any) -> None:
         """Note whose hooks on gradients a backward runs: of those that it is asked for, or of all that it leads to."""
-        asked, position = self._context.notes.asked, _INPUTS[func]
+        asked, position = self._context.notes.asked, functions.GRADIENTS_OF[func]
         inputs = pytree.tree_leaves(args[position] if len(args) > position else kwargs.get("inputs"))
         if not (inputs and all(isinstance(one, torch.Tensor) for one in inputs)):
             inputs = pytree.tree_leaves(args[0] if args else next(iter(kwargs.values())))
@@ -222,14 +202,14 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
         if func is SET_GRAD_MODE:
             self._context.endings.note_grad_mode()
             return
-        for tensor in tensors if func in _DETACHES else tensors[:1]:
+        for tensor in tensors if func in functions.DETACHING else tensors[:1]:
             self._note_one(func, tensor)
 
     def _note_one(self, func: Any, tensor: torch.Tensor) -> None:
         notes = self._context.notes
         if func == ASK_VERSION:
             notes.refuse_version_of_gradient(tensor)
-        elif func in _DETACHES:
+        elif func in functions.DETACHING:
             self._context.endings.note(tensor, "detached")
         elif func == _GRAD_FN:
             self._context.endings.note(tensor, "its grad_fn is read, and may get hooks")
@@ -242,8 +222,8 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
 
 
 _METHODS: dict[Any, Any] = {
-    **dict.fromkeys(_BACKWARD, FunctionalizeFunctionMode._differentiate),
-    **dict.fromkeys(_RESHAPES, FunctionalizeFunctionMode._reshape),
+    **dict.fromkeys(functions.GRADIENTS_OF, FunctionalizeFunctionMode._differentiate),
+    **dict.fromkeys(functions.RESHAPING, FunctionalizeFunctionMode._reshape),
 }
 
 
@@ -256,6 +236,10 @@ def as_program(context: FunctionalizationContext, *, symbolic: bool) -> Iterator
     """
     with FunctionalizeFunctionMode(context), contextlib.nullcontext() if symbolic else no_python_dispatcher():
         yield
+
+
+def _has_symbols(args: Any, kwargs: Any) -> bool:
+    return any(map(has_symbol, pytree.tree_leaves((args, kwargs))))
 
 
 def _has_number(args: Any, kwargs: Any) -> bool:

@@ -39,8 +39,9 @@ from functionalize.aliasing.bases import View
 from functionalize.aliasing.geometry import Layout
 from functionalize.aliasing.tensor_queries import counts_elements, tensor_leaves
 from functionalize.errors import UnsupportedProgramError
-from functionalize.ops import tables
+from functionalize.ops import tables, traits
 from functionalize.ops.tables import Kind, OpRow, ViewKind
+from functionalize.ops.variants import copying, view_of
 from functionalize.transform import mutation
 from functionalize.transform.context import FunctionalizationContext
 from functionalize.transform.gradients.ended_gradients import WITHOUT_GRAD_MODE
@@ -53,7 +54,7 @@ from functionalize.transform.handlers.inplace_views import (
     refuse_uncounted,
     with_kept_strides,
 )
-from functionalize.transform.handlers.strides import BIASES, TRUSTING, trusted, with_aligned_bias
+from functionalize.transform.handlers.strides import trusted, with_aligned_bias
 from functionalize.transform.values import ADDRESSING, ValueExecutor
 from functionalize.transform.writing_call import WritingCall
 
@@ -121,9 +122,9 @@ class FunctionalizeMode(TorchDispatchMode):
         call_args, call_kwargs, strides_differ = context.values_of(args, kwargs)
         if not strides_differ:
             return self._run(func, call_args, call_kwargs)
-        if func in TRUSTING:
+        if func in traits.TRUSTS_STRIDES:
             call_args, call_kwargs = trusted(context, func, args, kwargs)
-        elif func in BIASES:
+        elif func in traits.ALIGNED_BIAS:
             call_args = with_aligned_bias(context, func, call_args)
         ordered = random_ops.compute(context, func, args, kwargs, writes=False)
         out = func(*call_args, **call_kwargs) if ordered is None else ordered
@@ -161,7 +162,7 @@ class FunctionalizeMode(TorchDispatchMode):
     def _unsafe_split(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
         if torch.is_inference_mode_enabled():
             with self, as_before_modes(func):  # the safe one has a kernel for views
-                pieces = _SAFE_SPLITS[func](*args, **kwargs)
+                pieces = view_of(copying(func))(*args, **kwargs)
                 return [piece if piece.is_inference() else _with_own_version(piece) for piece in pieces]
         return self._view(func, args, kwargs)
 
@@ -326,17 +327,13 @@ _WIDEST = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: to
 
 
 _DEVICE = torch.ops.prim.device.default
-_SPLITS = [aten.split.Tensor, aten.split_with_sizes.default]
 
 
 def _with_own_version(view: torch.Tensor) -> torch.Tensor:
     return view.data.requires_grad_(view.requires_grad)
 
 
-_SAFE_SPLITS = dict(zip([aten.unsafe_split.Tensor, aten.unsafe_split_with_sizes.default], _SPLITS, strict=True))
-
 _WAITS = [torch.ops._c10d_functional.wait_tensor.default] if torch.distributed.is_available() else []
-_SQUEEZES = frozenset({aten.squeeze, aten.squeeze_, aten.squeeze_copy})
 Handler = Callable[[FunctionalizeMode, Any, Sequence[Any], Kwargs], Any]
 _handlers: dict[int, tuple[Any, Handler]] = {}  # by identity: the hash of an op is a method in Python
 _FUNCTIONAL = FunctionalizeMode._functional
@@ -381,7 +378,8 @@ _BY_OP: dict[Any, Handler] = {
         if "out" not in name
     },
     **dict.fromkeys(_WAITS, FunctionalizeMode._wait),
-    **dict.fromkeys(_SAFE_SPLITS, FunctionalizeMode._unsafe_split),
+    aten.unsafe_split.Tensor: FunctionalizeMode._unsafe_split,
+    aten.unsafe_split_with_sizes.default: FunctionalizeMode._unsafe_split,
     **dict.fromkeys(ADDRESSING, FunctionalizeMode._addressing),
     observers.OBSERVING: FunctionalizeMode._observing,
     **dict.fromkeys(random_ops.AS_FILLS, FunctionalizeMode._filling),
@@ -425,7 +423,7 @@ def _choose(func: Any) -> Handler:
     handler = _by_row(func)
     if func.namespace not in _OF_TORCH:
         return _of_users(handler)
-    return _squeezing(handler) if func.overloadpacket in _SQUEEZES else handler
+    return _squeezing(handler) if func.overloadpacket in traits.SQUEEZES else handler
 
 
 _OF_TORCH = ("aten", "prims", "prim")  # the namespaces of operators that all have fakes and formulas, or need none

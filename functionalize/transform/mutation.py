@@ -17,7 +17,7 @@ from functionalize._torch import FakeTensor, sized_by_data, unbacked
 from functionalize.aliasing.geometry import Layout, differ, same, size_hint
 from functionalize.aliasing.tensor_queries import counts_elements, is_plain_strided, repeats, tensor_leaves
 from functionalize.errors import UnsupportedMutationError
-from functionalize.ops import tables
+from functionalize.ops import tables, traits
 from functionalize.ops.calls import declared, draws
 from functionalize.transform import dry_run
 from functionalize.transform.handlers import custom_ops, overlapping_reads, random_ops, rounded_factors
@@ -128,14 +128,6 @@ def _variant_arguments(call: WritingCall, variant: Any) -> tuple[list[Any], Kwar
 # outermost dimension, until the positions of a slice are apart. Limits: ops that are elementwise by their tag, whose
 # number of slices is fixed for the sizes of the trace; strides of zero are refused by eager itself.
 
-# Applied twice they do what they do applied once, so that it does not matter how often an element is reached.
-_IDEMPOTENT = frozenset(
-    {aten.abs_, aten.ceil_, aten.clamp_, aten.clamp_max_, aten.clamp_min_, aten.copy_, aten.fill_, aten.floor_}
-    | {aten.nan_to_num_, aten.relu_, aten.round_, aten.sgn_, aten.sign_, aten.trunc_, aten.zero_}
-)
-# Of the writes to an expanded tensor that eager lets through, these leave the same at all positions of an element.
-_ALIKE_EVERYWHERE = _IDEMPOTENT | {aten.masked_fill_}
-
 
 def _overlapping(call: WritingCall) -> Any:
     """Run a write whose targets overlap, or raise what eager raises; NotImplemented if it can run like any other."""
@@ -150,7 +142,7 @@ def _overlapping(call: WritingCall) -> Any:
     if in_order:
         return _by_slices(call)
     expanded = next(filter(repeats, targets), None)
-    alike = call.func.overloadpacket in _ALIKE_EVERYWHERE or call.puts_one_number
+    alike = call.func.overloadpacket in traits.WRITES_ALIKE_EVERYWHERE or call.puts_one_number
     if expanded is not None and not alike:
         raise _shared_elements(call.func, expanded)
     return NotImplemented
@@ -172,7 +164,7 @@ def _order_matters(call: WritingCall, target: torch.Tensor) -> bool:
         return False
     if call.func is aten.copy_.default:  # the last position has the last word: the scatter's too, if the order is clear
         return _ambiguous(layout)
-    return call.func.overloadpacket not in _IDEMPOTENT or len(call.tensors) != 1
+    return call.func.overloadpacket not in traits.IDEMPOTENT or len(call.tensors) != 1
 
 
 def _ambiguous(layout: Layout) -> bool:

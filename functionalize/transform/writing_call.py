@@ -22,6 +22,7 @@ from functionalize.aliasing.overlap import spans_disjoint
 from functionalize.aliasing.tensor_queries import is_fake, is_plain_strided, same_strides, tensor_leaves
 from functionalize.aliasing.view_rules import Value
 from functionalize.errors import UnsupportedMutationError
+from functionalize.ops import traits
 from functionalize.ops.calls import argument, declared
 from functionalize.ops.tables import Kind, OpRow, Written
 from functionalize.transform import dry_run
@@ -30,8 +31,6 @@ from functionalize.transform.context import FunctionalizationContext
 aten = torch.ops.aten
 _CANNOT_GROW = "output with shape {} doesn't match the broadcast shape {}"  # as eager says it
 _CANNOT_CAST = "result type {} can't be cast to the desired output type {}"  # eager's words
-# Of complex numbers these compute complex ones, and copy their real part to an `out=` that is contiguous where resized.
-_COPY_THEIR_RESULT = frozenset({aten.abs.out, aten.angle.out})
 DTYPE_NAMES = {  # in errors of eager
     torch.bool: "Bool",
     torch.uint8: "Byte",
@@ -179,7 +178,7 @@ class WritingCall:
                 twin = value  # fake tensors that run the kernel for real do not see that it resized its `out=`
             if differ(twin.size(), handle.size()):
                 # A fake twin is resized to contiguous strides, a real one to those of the result.
-                copied = self.func in _COPY_THEIR_RESULT and self.args[0].is_complex()
+                copied = self.func in traits.COPIES_TO_OUT and self.args[0].is_complex()
                 by_value = is_fake(twin) and not (copied or differ(value.size(), twin.size()))
                 self._resize(handle, self._as_in_eager(value, results, variant) if by_value else twin)
                 self._refuse_overlap(handle)

@@ -40,6 +40,7 @@ from functionalize._torch.fakes import FakeTensorMode
 from functionalize._torch.symbols.sizes import is_symbol
 from functionalize._torch.symbols.traced_symbols import symbol_node
 from functionalize._torch.tensors import SYMBOLS, is_symbolic, storage_key
+from functionalize.ops import traits
 
 _NO_KWARGS: dict[str, Any] = immutable_dict()
 
@@ -203,13 +204,9 @@ def nodes_in_use(tracer: Any) -> set[Node]:
     return found
 
 
-# Ops whose kernels give a backward its workspace where grad mode is on, and else None.
-_ASKS_GRAD_MODE = (torch.ops.aten.mkldnn_rnn_layer.default,)
-
-
 def keeps_workspaces(graph: Graph) -> bool:
     """Whether a graph is to run with grad mode on, since a backward that it holds may need what its ops then keep."""
-    return any(graph.find_nodes(op="call_function", target=op) for op in _ASKS_GRAD_MODE)
+    return any(graph.find_nodes(op="call_function", target=op) for op in traits.WORKSPACE_IN_GRAD_MODE)
 
 
 # Selective checkpointing keeps every result where it takes itself to be compiled, and checks that none is written.

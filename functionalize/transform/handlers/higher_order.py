@@ -27,6 +27,7 @@ from functionalize._torch import (
 from functionalize.aliasing.geometry import same
 from functionalize.aliasing.tensor_queries import tensor_leaves
 from functionalize.errors import UnsupportedMutationError, UnsupportedProgramError
+from functionalize.ops import traits
 from functionalize.transform.context import FunctionalizationContext
 from functionalize.transform.epilogue import Epilogue
 
@@ -102,7 +103,7 @@ def run(context: FunctionalizationContext, func: Any, args: Sequence[Any], kwarg
             return leaf
         return _entering(context, leaf) if direct else context.body(leaf, Frame(func))
 
-    if func in _OF_ROWS and not direct:
+    if func in traits.MAPS_ROWS and not direct:
         (body,), operands = _without_numbers(args[:1], args[-1])
         args = (body, *args[1:-1], operands)
     call_args, call_kwargs = pytree.tree_map(prepared, (tuple(args), kwargs))
@@ -202,9 +203,6 @@ def _without_numbers(bodies: Sequence[Function], operands: Sequence[Any]) -> tup
     return list(map(knowing, bodies)), tuple(operand for n, operand in enumerate(operands) if n not in known)
 
 
-_OF_ROWS = frozenset(  # their first argument is a body, whose last operands are the last argument
-    getattr(torch.ops.higher_order, name) for name in ("map_impl", "scan", "associative_scan")
-)
 _WITH_WRITES: dict[Any, Function] = {
     torch.ops.higher_order.cond: _cond,
     torch.ops.higher_order.while_loop: _while_loop,

@@ -12,16 +12,12 @@ from typing import Any
 
 import torch
 
+from functionalize.ops import traits
 from functionalize.transform.context import FunctionalizationContext
 from functionalize.transform.writing_call import Kwargs
 
 aten = torch.ops.aten
 
-_OF_TENSORS = {
-    aten._foreach_mul.Scalar: aten._foreach_mul.List,
-    aten._foreach_mul.ScalarList: aten._foreach_mul.List,
-    aten.mul.Scalar: aten.mul.Tensor,
-}
 _ROUNDING = (torch.bfloat16, torch.float16)
 _DTYPES = ((int, torch.int64), (complex, torch.complex128))  # of others, by their class: bool is an int
 
@@ -30,7 +26,7 @@ def of_tensors(
     context: FunctionalizationContext, op: Any, args: list[Any], kwargs: Kwargs
 ) -> tuple[Any, list[Any], Kwargs]:
     """A functional variant, of one that writes, and its arguments; with tensors for factors that the kernel rounds."""
-    other = _OF_TENSORS.get(op)
+    other = traits.BY_TENSOR.get(op)
     if other is None:
         return op, args, kwargs
     written = args[0] if isinstance(args[0], (list, tuple)) else [args[0]]
