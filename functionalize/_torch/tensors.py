@@ -272,9 +272,10 @@ def memory_write(handle: torch.Tensor, value: torch.Tensor) -> None:
         handle.copy_(value)
 
 
-def memory_view(storage: torch.UntypedStorage, where: tuple[Any, Any, Any], dtype: torch.dtype) -> torch.Tensor:
-    """A place (size, strides, offset) of a storage, as a tensor that no mode has seen."""
-    size, stride, offset = where
+def memory_view(
+    storage: torch.UntypedStorage, *, size: Sequence[Any], stride: Sequence[Any], offset: Any, dtype: torch.dtype
+) -> torch.Tensor:
+    """A part of a storage, as a tensor that no mode has seen."""
     with below_dispatch(), torch._C._AutoDispatchBelowADInplaceOrView():
         return torch.empty(0, dtype=dtype, device=storage.device).set_(storage, offset, size, stride)
 

@@ -63,7 +63,7 @@ class AliasGraph:
             return None
         layout = Layout.of(handle)
         known = base.handles.get(id(handle))
-        if known is not None and (known.view.layout is layout or known.view.layout.key == layout.key):
+        if known is not None and known.view.layout.matches(layout):
             return known.view
         if base.at(layout) is None:
             base.simplify()
@@ -119,7 +119,7 @@ class AliasGraph:
         ``sized_by_data``: whether only the data told sizes of the source, before the op took them for others.
         """
         base, build = source.base, view_rules.VIEW_RULES.get(op)
-        if source is base.root and op in traits.RESIZING_VIEWS and layout.key == source.layout.key:
+        if source is base.root and op in traits.RESIZING_VIEWS and layout.matches(source.layout):
             return base.renamed(view_rules.VIEW_RULES[op](source.layout, layout, *args))
         known = base.at(layout)
         if known is source and build is not None and (sized_by_data or (not layout.static and unbacked(layout.size))):
@@ -149,10 +149,10 @@ class AliasGraph:
     def _last(self, root: View, steps: Sequence[RouteStep]) -> tuple[View, ViewRule]:
         """The last step of a route as a rule, and the view that it starts from."""
         parent = root
-        for op, args, reached in steps[:-1]:
-            parent = _step(parent, op, args, reached)
-        op, args, reached = steps[-1]
-        return parent, _rule(op, parent, reached, args)
+        for step in steps[:-1]:
+            parent = _step(parent, step.op, step.args, step.layout)
+        last = steps[-1]
+        return parent, _rule(last.op, parent, last.layout, last.args)
 
     def prepare_write(self, view: View) -> None:
         """Move a view that is about to be written below sources that hold each element once.
@@ -194,7 +194,7 @@ class AliasGraph:
         source = base.top if reaches(top, layout) else self._make_flat_base(base, layout)
         if source.layout.dtype != layout.dtype:
             recast = as_dtype(source.layout, layout.dtype)
-            if recast.key == layout.key:
+            if recast.matches(layout):
                 return source, _rule(aten.view.dtype, source, layout, (layout.dtype,))
             source = _step(source, aten.view.dtype, (layout.dtype,), recast)
             self.prepare_write(source)

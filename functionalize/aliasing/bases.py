@@ -13,6 +13,7 @@ from __future__ import annotations
 import weakref
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from typing import Any
@@ -77,6 +78,15 @@ class View:
         while view is not None:
             yield view
             view = view.parent
+
+
+@dataclass(frozen=True, eq=False)
+class PendingWrite:
+    """A write that the value of the top does not have yet: to which view, what, and its generation."""
+
+    view: View
+    value: Value
+    generation: int
 
 
 class _Parts:
@@ -190,7 +200,7 @@ class Base:
         self.held: torch.Tensor | None = None  # the handle, where it is to be written back when the call ends
         self.seed: Callable[[Call], Value] | None = None  # computes the top's first value, where the top is no handle
         self.log = WriteLog()
-        self.pending: dict[View, tuple[Value, int]] = {}  # writes that the top's value does not have yet
+        self.pending: dict[View, PendingWrite] = {}
         self.kept: dict[View, Value] | None = None  # every write that no later one covers, where that is asked for
         self.handles: dict[int, HandleRef] = {}
         self._views: dict[tuple[Any, ...], View] = {self.root.layout.key: self.root}

@@ -85,6 +85,16 @@ class Layout:
         size, stride = tuple(map(_hashable, self.size)), tuple(map(_hashable, self.stride))
         return (size, stride, _hashable(self.offset), self.dtype, self.conj, self.neg)
 
+    def matches(self, other: Layout, *, ignoring_lazy_bits: bool = False) -> bool:
+        """Whether two layouts address the same elements in the same way: where bits are ignored, by what is known now.
+
+        Some symbols have been found to be equal to others since the keys were computed.
+        """
+        if self is other or not ignoring_lazy_bits:
+            return self is other or self.key == other.key
+        known = same(self.size, other.size) and same(self.stride, other.stride) and same([self.offset], [other.offset])
+        return known and self.dtype == other.dtype
+
     @cached_property
     def static(self) -> bool:
         return not self.symbols

@@ -17,18 +17,35 @@ from functionalize._torch import unbacked
 from functionalize.aliasing.geometry import Layout, hint, hinted_span, plain, same, stop
 
 aten = torch.ops.aten
-RouteStep = tuple[Any, tuple[Any, ...], Layout]  # a view op, its arguments, and the layout that it gives
+
+
+@dataclass(frozen=True, eq=False)
+class RouteStep:
+    """A view op, its arguments after the source, and the layout that it gives."""
+
+    op: Any
+    args: tuple[Any, ...]
+    layout: Layout
+
+
+@dataclass(frozen=True)
+class Axis:
+    """The positions along one dimension of a root: an arithmetic progression."""
+
+    start: int
+    step: int
+    count: int
 
 
 @dataclass(frozen=True)
 class Box:
     """A view as one arithmetic progression for each dimension of its root.
 
-    ``axes[i] = (start, step, count)`` for root dimension i; ``dims[d]`` is the root dimension that dimension d
-    of the view walks along, None where it has size 1 or stride 0.
+    ``axes[i]`` is that of root dimension i; ``dims[d]`` is the root dimension that dimension d of the view walks along,
+    None where it has size 1 or stride 0.
     """
 
-    axes: tuple[tuple[int, int, int], ...]
+    axes: tuple[Axis, ...]
     dims: tuple[int | None, ...]
 
 
@@ -41,7 +58,7 @@ def box_of(root: Layout, view: Layout) -> Box | None:
     starts = _starts(root, view.offset - root.offset)
     if starts is None:
         return None
-    axes = [(start, 1, 1) for start in starts]
+    axes = [Axis(start, 1, 1) for start in starts]
     dims: list[int | None] = []
     for size, stride in zip(view.size, view.stride, strict=True):
         if size == 1 or stride == 0:
@@ -50,7 +67,7 @@ def box_of(root: Layout, view: Layout) -> Box | None:
         dim = _axis(root, axes, size, stride)
         if dim is None:
             return None
-        axes[dim] = (axes[dim][0], stride // root.stride[dim], size)
+        axes[dim] = Axis(axes[dim].start, stride // root.stride[dim], size)
         dims.append(dim)
     return Box(tuple(axes), tuple(dims))
 
@@ -68,12 +85,11 @@ def _starts(root: Layout, delta: int) -> list[int] | None:
     return starts if delta == 0 else None
 
 
-def _axis(root: Layout, axes: list[tuple[int, int, int]], size: int, stride: int) -> int | None:
+def _axis(root: Layout, axes: list[Axis], size: int, stride: int) -> int | None:
     for dim in root.outermost_first:
-        start, _, count = axes[dim]
-        if root.size[dim] == 1 or count != 1 or stride % root.stride[dim]:
+        if root.size[dim] == 1 or axes[dim].count != 1 or stride % root.stride[dim]:
             continue
-        if start + (size - 1) * (stride // root.stride[dim]) < root.size[dim]:
+        if axes[dim].start + (size - 1) * (stride // root.stride[dim]) < root.size[dim]:
             return dim
     return None
 
@@ -90,18 +106,18 @@ def _steps(root: Layout, box: Box, out: Layout) -> list[RouteStep]:
     size, stride, offset = list(root.size), list(root.stride), root.offset
 
     def go(op: Any, *args: Any) -> None:
-        result.append((op, args, replace(root, size=tuple(size), stride=tuple(stride), offset=offset)))
+        result.append(RouteStep(op, args, replace(root, size=tuple(size), stride=tuple(stride), offset=offset)))
 
     kept = [dim for dim in box.dims if dim is not None]
     for dim in reversed(range(len(root.size))):
         if dim not in kept:
-            start = box.axes[dim][0]
+            start = box.axes[dim].start
             offset += start * stride[dim]
             del size[dim], stride[dim]
             go(aten.select.int, dim, start)
     for axis, dim in enumerate(sorted(kept)):
-        start, step, count = box.axes[dim]
-        if (start, step, count) != (0, 1, size[axis]):
+        start, step, count = box.axes[dim].start, box.axes[dim].step, box.axes[dim].count
+        if start != 0 or step != 1 or count != size[axis]:
             offset += start * stride[axis]
             size[axis], stride[axis] = count, stride[axis] * step
             go(aten.slice.Tensor, axis, start, start + (count - 1) * step + 1, step)
@@ -117,7 +133,7 @@ def _steps(root: Layout, box: Box, out: Layout) -> list[RouteStep]:
     if tuple(size) != out.size:
         size, stride = list(out.size), list(out.stride)
         go(aten.expand.default, size)
-    return [*result[:-1], (*result[-1][:2], out)] if result else []
+    return [*result[:-1], replace(result[-1], layout=out)] if result else []
 
 
 def boxes_disjoint(one: Box, two: Box) -> bool:
@@ -125,11 +141,10 @@ def boxes_disjoint(one: Box, two: Box) -> bool:
     return any(_progressions_disjoint(a, b) for a, b in zip(one.axes, two.axes, strict=True))
 
 
-def _progressions_disjoint(one: tuple[int, int, int], two: tuple[int, int, int]) -> bool:
-    (a, step_a, count_a), (b, step_b, count_b) = one, two
-    if a + (count_a - 1) * step_a < b or b + (count_b - 1) * step_b < a:
+def _progressions_disjoint(one: Axis, two: Axis) -> bool:
+    if one.start + (one.count - 1) * one.step < two.start or two.start + (two.count - 1) * two.step < one.start:
         return True
-    return (a - b) % math.gcd(step_a, step_b) != 0
+    return (one.start - two.start) % math.gcd(one.step, two.step) != 0
 
 
 def disjoint_guarded(one: Layout, two: Layout) -> bool:
@@ -231,7 +246,7 @@ def repeats_part(target: Layout, source: Layout) -> bool:
         )
     box = box_of(target, source)
     return box is not None and all(
-        walked is None or (walked == dim and box.axes[dim][2] == size)
+        walked is None or (walked == dim and box.axes[dim].count == size)
         for dim, (walked, size) in enumerate(zip(box.dims, target.size, strict=True))
     )
 

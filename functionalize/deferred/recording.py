@@ -165,7 +165,7 @@ class Recording:
         found, self._found = self._found, []
         for base, cell in found:
             old = self.cells.get(base.key)
-            if old is None or old.node is not cell.node or old.layout.key != cell.layout.key:
+            if old is None or old.node is not cell.node or not old.layout.matches(cell.layout):
                 self.cells[base.key] = cell
             base.handles.clear()
             base.original = None

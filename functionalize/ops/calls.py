@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from functionalize.ops import tables
@@ -17,16 +18,27 @@ from functionalize.ops.tables import OpOverload
 _DRAWS_NOTHING: Mapping[str, object] = {"dropout_p": 0.0, "train": False, "training": False}
 
 
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """What a schema says of one argument."""
+
+    position: int
+    kwarg_only: bool
+    default: Any
+
+
 @functools.cache
-def declared(op: Any) -> dict[str, tuple[int, bool, Any]]:
-    """The arguments of an op: position, whether by name only, default. To ask the schema costs as much as an op."""
-    return {own.name: (index, own.kwarg_only, own.default_value) for index, own in enumerate(op._schema.arguments)}
+def declared(op: Any) -> dict[str, Parameter]:
+    """The arguments of an op, by name. To ask the schema costs as much as an op."""
+    arguments = enumerate(op._schema.arguments)
+    return {own.name: Parameter(index, own.kwarg_only, own.default_value) for index, own in arguments}
 
 
 def argument(op: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """An argument of a call by name, the schema's default where the call leaves it out."""
-    position, kwarg_only, default = declared(op)[name]
-    return args[position] if not kwarg_only and position < len(args) else kwargs.get(name, default)
+    own = declared(op)[name]
+    by_position = not own.kwarg_only and own.position < len(args)
+    return args[own.position] if by_position else kwargs.get(name, own.default)
 
 
 def draws(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

@@ -82,8 +82,8 @@ def offset_argument(op: Any) -> int | None:
         >>> offset_argument(torch.ops.aten.as_strided_scatter.default)
         4
     """
-    place = declared(op).get("storage_offset") if isinstance(op, OpOverload) else None
-    return None if place is None else place[0]
+    offset = declared(op).get("storage_offset") if isinstance(op, OpOverload) else None
+    return None if offset is None else offset.position
 
 
 def _overloads(namespace: str, name: str) -> Iterator[Any]:

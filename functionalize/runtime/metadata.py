@@ -19,13 +19,12 @@ from torch.export.graph_signature import InputKind
 
 from functionalize._torch import pytree
 from functionalize.aliasing.geometry import Layout
+from functionalize.aliasing.view_rules import OpCall
 from functionalize.errors import DataDependentError
 from functionalize.python_state.reconstruct import GraphNumber
 from functionalize.python_state.slots import Slot
 from functionalize.runtime.decisions import Answers, Decision
 from functionalize.runtime.side_effects import LeftInObjects, ScheduleStep, SideEffect
-
-OpCall = tuple[Any, tuple[Any, ...]]  # an op on an input, and its arguments after the input
 
 
 def frozen_number(number: Any) -> Any:

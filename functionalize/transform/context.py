@@ -71,6 +71,15 @@ class _Sharing:
     ones: Sequence[Any] = ()  # data-dependent sizes: it shares it where one of them is one
 
 
+@dataclass(frozen=True, slots=True)
+class ValueArguments:
+    """Arguments with handles replaced by values, and whether some value has other strides than its handle."""
+
+    args: list[Any]
+    kwargs: dict[str, Any]
+    strides_differ: bool
+
+
 class FunctionalizationContext:
     """The state of one call: ops read and write the values of handles through it."""
 
@@ -378,10 +387,10 @@ class FunctionalizationContext:
             with self.enter():
                 out = op(*args, **kwargs)
             return pytree.tree_map_only(torch.Tensor, self.value, out)
-        call_args, call_kwargs, _ = self.values_of(args, kwargs)
-        return self.executor.call(op, *call_args, **call_kwargs)
+        values = self.values_of(args, kwargs)
+        return self.executor.call(op, *values.args, **values.kwargs)
 
-    def values_of(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any], bool]:
+    def values_of(self, args: Sequence[Any], kwargs: dict[str, Any]) -> ValueArguments:
         """Arguments with handles replaced by values, and whether some value has other strides than its handle."""
         strides_differ = False
 
@@ -397,11 +406,11 @@ class FunctionalizationContext:
             return arg
 
         new_kwargs = {name: to_value(arg) for name, arg in kwargs.items()} if kwargs else kwargs
-        return [to_value(arg) for arg in args], new_kwargs, strides_differ
+        return ValueArguments([to_value(arg) for arg in args], new_kwargs, strides_differ)
 
     def rehandle(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> Any:
         """The results of an op on values as handles: with eager's strides, where the values' strides differ."""
-        if not self.values_of(args, kwargs)[2]:
+        if not self.values_of(args, kwargs).strides_differ:
             return out
         handles = dry_run.with_eager_strides(self.executor, func, args, kwargs, out)
         for handle, value in zip(pytree.tree_leaves(handles), pytree.tree_leaves(out), strict=True):

@@ -119,8 +119,9 @@ class FunctionalizeMode(TorchDispatchMode):
 
     def _functional(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
         context = self.context
-        call_args, call_kwargs, strides_differ = context.values_of(args, kwargs)
-        if not strides_differ:
+        values = context.values_of(args, kwargs)
+        call_args, call_kwargs = values.args, values.kwargs
+        if not values.strides_differ:
             return self._run(func, call_args, call_kwargs)
         if func in traits.TRUSTS_STRIDES:
             call_args, call_kwargs = trusted(context, func, args, kwargs)
@@ -143,8 +144,8 @@ class FunctionalizeMode(TorchDispatchMode):
 
     def _is_set_to(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> bool:
         """Whether two handles show the same elements; fake ones say no, as torch makes storages for the answer."""
-        keys, layouts = [storage_key(one) for one in args], [Layout.of(one) for one in args]
-        return keys[0] == keys[1] and layouts[0].key == layouts[1].key
+        first, second = args
+        return storage_key(first) == storage_key(second) and Layout.of(first).matches(Layout.of(second))
 
     def _replaced(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
         lifts = func is aten.lift_fresh.default
@@ -278,7 +279,7 @@ class FunctionalizeMode(TorchDispatchMode):
         context.note_reshaped(handle, view)
         context.executor.track_sizes(handle)
         view.base.simplify()
-        if Layout.of(handle).key != view.layout.key or storage_key(handle) != view.base.key:
+        if not Layout.of(handle).matches(view.layout) or storage_key(handle) != view.base.key:
             self._relocated(func, op, args, view)
         return handle
 

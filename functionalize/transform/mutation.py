@@ -21,7 +21,7 @@ from functionalize.ops import tables, traits
 from functionalize.ops.calls import declared, draws
 from functionalize.transform import dry_run
 from functionalize.transform.handlers import custom_ops, overlapping_reads, random_ops, rounded_factors
-from functionalize.transform.writing_call import DTYPE_NAMES, Call, Kwargs, WritingCall
+from functionalize.transform.writing_call import DTYPE_NAMES, VariantCall, WritingCall
 
 aten = torch.ops.aten
 
@@ -46,26 +46,29 @@ def mutate(call: WritingCall) -> Any:
         return _entry_by_entry(call)
     hidden = any(w.when for w in written) or row.non_mutating_op is None
     op = tables.overload(row.functional if hidden else row.non_mutating_op or row.functional)
-    variant = rounded_factors.of_tensors(context, op, *_variant_arguments(call, op))
-    op = variant[0]
+    variant = _variant_call(call, op)
+    if op in traits.BY_TENSOR:
+        variant = rounded_factors.of_tensors(context, variant)
     results = _computed(call, variant)
     if results is None:
         return call.on_memory()  # eager's kernel raises as well, once it has written what comes before
-    if len(op._schema.returns) == 1:
+    if len(variant.op._schema.returns) == 1:
         results = (results,)
-    fresh = context.rehandle(*variant, results) if any(i >= 0 for i in row.returns) else results
+    returns_more = any(i >= 0 for i in row.returns)
+    fresh = context.rehandle(variant.op, variant.args, variant.kwargs, results) if returns_more else results
     call.commit(results, variant)
     return call.returned(fresh)
 
 
-def _computed(call: WritingCall, variant: Call) -> Any:
+def _computed(call: WritingCall, variant: VariantCall) -> Any:
     """The functional variant's results, or None where it raises in direct use.
 
     Some variants know no data-dependent sizes, where the op does.
     """
     try:
-        ordered = random_ops.compute(call.context, *variant, writes=True) if call.row.random else None
-        return call.context.compute(*variant) if ordered is None else ordered
+        op, args, kwargs = variant.op, variant.args, variant.kwargs
+        ordered = random_ops.compute(call.context, op, args, kwargs, writes=True) if call.row.random else None
+        return call.context.compute(op, args, kwargs) if ordered is None else ordered
     except Exception as error:
         if not call.context.executor.observed:
             return None
@@ -75,7 +78,7 @@ def _computed(call: WritingCall, variant: Call) -> Any:
         call.on_twins()
         raise UnsupportedMutationError(
             f"{call.func} on tensors with data-dependent sizes",
-            why=f"its functional variant, {variant[0]}, cannot be traced with such sizes",
+            why=f"its functional variant, {variant.op}, cannot be traced with such sizes",
             hint="use other operators, or state what you know about the sizes with torch._check",
         ) from error
 
@@ -98,27 +101,28 @@ def _without_write(call: WritingCall) -> Any:
     return call.context.rehandle(op, call.args, call.kwargs, call.context.compute(op, call.args, call.kwargs))
 
 
-def _variant_arguments(call: WritingCall, variant: Any) -> tuple[list[Any], Kwargs]:
-    """The functional variant's arguments, in handles."""
+def _variant_call(call: WritingCall, variant: Any) -> VariantCall:
+    """The call of the functional variant, on handles."""
     row = call.row
     outputs = {w.name for w in row.written} if row.kind is tables.Kind.OUT else set()
     args, kwargs = list(call.args), {name: arg for name, arg in call.kwargs.items() if name not in outputs}
     if row.functional_args is not None:
         by_name = {name: call.argument(name) for name in row.functional_args}
         args, kwargs = [], {}
-        for (own, (_, kwarg_only, _)), (name, arg) in zip(declared(variant).items(), by_name.items(), strict=False):
-            if kwarg_only or (own != name and own in by_name):
+        for (own, parameter), (name, arg) in zip(declared(variant).items(), by_name.items(), strict=False):
+            if parameter.kwarg_only or (own != name and own in by_name):
                 kwargs[own] = arg
             else:
                 args.append(arg)
     first = row.written[0].given(call.args, call.kwargs)
     kwargs |= {option: getattr(first, option) for option in row.options} | dict(row.constants)
-    _, takes_dtype, _ = declared(variant).get("dtype", (0, False, None))
+    dtype = declared(variant).get("dtype")
     # Sums and products compute in the dtype of what they write, where the caller names none: `sum.out`, `cumsum_`.
+    takes_dtype = dtype is not None and dtype.kwarg_only
     inherits = takes_dtype and kwargs.get("dtype") is None and isinstance(first, torch.Tensor)
     if inherits and dry_run.result_dtype(variant, args, kwargs) != first.dtype:
         kwargs["dtype"] = first.dtype
-    return args, kwargs
+    return VariantCall(variant, args, kwargs)
 
 
 # Writes to a tensor in which several positions share an element (overlapping `unfold`, `as_strided`)

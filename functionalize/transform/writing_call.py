@@ -47,7 +47,15 @@ DTYPE_NAMES = {  # in errors of eager
     torch.complex128: "ComplexDouble",
 }
 Kwargs = dict[str, Any]
-Call = tuple[Any, list[Any], Kwargs]  # an op, and its arguments
+
+
+@dataclass(frozen=True, slots=True)
+class VariantCall:
+    """A call, on handles, of the functional variant of an op that writes."""
+
+    op: Any
+    args: list[Any]
+    kwargs: Kwargs
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,7 +161,7 @@ class WritingCall:
         sizes = [size for target in tensor_leaves(self.targets, {}) for size in target.size()]
         return self.row.kind is Kind.OUT and unbacked(sizes)
 
-    def commit(self, results: Sequence[Any], variant: Call) -> None:
+    def commit(self, results: Sequence[Any], variant: VariantCall) -> None:
         """Commit to each written argument its value among the results of ``variant``, or raise what eager raises."""
         pairs: list[tuple[torch.Tensor | None, Value]] = []
         for w, target in zip(self.written, self.targets, strict=True):
@@ -167,7 +175,7 @@ class WritingCall:
         for handle, value in legal:
             self.context.write(handle, value)
 
-    def _legalized(self, handle: torch.Tensor, value: Value, results: Sequence[Any], variant: Call) -> Value:
+    def _legalized(self, handle: torch.Tensor, value: Value, results: Sequence[Any], variant: VariantCall) -> Value:
         if differ(value.size(), handle.size()) or value.dtype != handle.dtype:
             if self.row.kind is Kind.INPLACE and is_fake(handle) and differ(value.size(), handle.size()):
                 value = self._of_size(handle, value)
@@ -200,11 +208,13 @@ class WritingCall:
             raise RuntimeError(_CANNOT_GROW.format(list(handle.size()), list(value.size())))
         return self.context.executor.call(aten.view.default, value, list(handle.size()))
 
-    def _as_in_eager(self, value: Value, results: Sequence[Any], variant: Call) -> Value:
+    def _as_in_eager(self, value: Value, results: Sequence[Any], variant: VariantCall) -> Value:
         """A result with the strides that eager gives it, which its value may not have."""
-        if not self.context.values_of(*variant[1:])[2]:
+        if not self.context.values_of(variant.args, variant.kwargs).strides_differ:
             return value
-        likes = pytree.tree_leaves(dry_run.with_eager_strides(self.context.executor, *variant, results))
+        executor = self.context.executor
+        made = dry_run.with_eager_strides(executor, variant.op, variant.args, variant.kwargs, results)
+        likes = pytree.tree_leaves(made)
         return next(like for like, leaf in zip(likes, pytree.tree_leaves(results), strict=True) if leaf is value)
 
     def _resize(self, handle: torch.Tensor, like: torch.Tensor) -> None:

@@ -62,7 +62,7 @@ class EndedGradients:
         values: list[Any] = [handle]
         if view is not None:
             base = view.base
-            values = [base.root.value, base.top.value, *(value for value, _ in base.pending.values())]
+            values = [base.root.value, base.top.value, *(write.value for write in base.pending.values())]
         self.note_values(values, how)
 
     def note_values(self, values: Iterable[Any], how: str) -> None:

@@ -121,4 +121,4 @@ def _sharing(base: Base) -> list[FakeTensor]:
 
 def _leads_elsewhere(view: torch.Tensor) -> bool:
     again = on_handles(view_again, (view, autograd_base(view)), {})
-    return again is None or Layout.of(again).key != Layout.of(view).key
+    return again is None or not Layout.of(again).matches(Layout.of(view))

@@ -130,7 +130,7 @@ def _cond(context: FunctionalizationContext, func: Any, args: Any) -> Any:
     def attempt(given: Sequence[int]) -> Any:
         frames = [Frame(func, operands, given) for _ in (yes, no)]
         bodies = [context.body(body, frame) for body, frame in zip((yes, no), frames, strict=True)]
-        pred_value, *values = context.values_of([pred, *operands], {})[0]
+        pred_value, *values = context.values_of([pred, *operands], {}).args
         leaves = pytree.tree_leaves(func(pred_value, *bodies, values))
         one, other = (frame.strides for frame in frames)
         for index in range(len(one) if len(one) == len(other) else 0):
@@ -152,7 +152,7 @@ def _while_loop(context: FunctionalizationContext, func: Any, args: Any) -> Any:
         frame = Frame(func, operands, given)
         pure_condition = context.body(condition, Frame(func))
         pure_body = context.body(body, frame)
-        values = context.values_of(operands, {})[0]
+        values = context.values_of(operands, {}).args
         slots = [values[position] for position in given]
         first = [aten.ones.default([], dtype=torch.bool)] if any(position < count for position in given) else []
         width = count + len(slots)

@@ -74,7 +74,7 @@ def compute(context: FunctionalizationContext, op: Any, args: Sequence[Any], kwa
 
 def _laid_out(context: FunctionalizationContext, op: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
     """Results of the op on values with the handles' strides; None where all values have them."""
-    if not context.executor.observed or not context.values_of(args, kwargs)[2]:
+    if not context.executor.observed or not context.values_of(args, kwargs).strides_differ:
         return None
     call_args, call_kwargs = all_laid_out(context, args, kwargs)
     if op in traits.ALIGNED_BIAS:
