@@ -39,11 +39,11 @@ def indifferent(environment: Any, run: Callable[[], Any]) -> Any:
 
 def _that_matter(environment: DecidingShapeEnv, run: Callable[[], Any], path: Answers, expected: Any) -> Answers | None:
     """The questions to which another answer gives another result; None where there are too many."""
-    truth, matters, runs = dict(path), Answers(), 0
+    answered, matters, runs = dict(path), Answers(), 0
     waiting: list[tuple[Answers, Answers]] = [({}, path)]
     while waiting:
         scripted, path = waiting.pop()
-        if any(question in matters and answer != truth.get(question) for question, answer in scripted.items()):
+        if any(question in matters and answer != answered.get(question) for question, answer in scripted.items()):
             continue
         asked = list(path.items())
         for place in range(len(scripted), len(asked)):
@@ -54,7 +54,7 @@ def _that_matter(environment: DecidingShapeEnv, run: Callable[[], Any], path: An
             if runs > _RUNS:
                 return None
             other = dict(asked[:place]) | {question: not answer}
-            truth.setdefault(question, answer)
+            answered.setdefault(question, answer)
             further, result = _tried(environment, run, other)
             if result is None or _look(result) != expected:
                 matters[question] = answer

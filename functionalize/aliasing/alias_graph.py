@@ -45,7 +45,7 @@ class AliasGraph:
         self._together = {key: group for key, group in self._together.items() if len(group) > 1}
 
     def leave_out(self, handle: torch.Tensor) -> None:
-        """Forget an input that nobody uses: others that share its storage get their base without it."""
+        """Forget an unused input: others that share its storage get their base without it."""
         group = self._together.get(storage_key(handle), [])
         group[:] = [other for other in group if other is not handle]
 
@@ -116,7 +116,7 @@ class AliasGraph:
     ) -> View:
         """The view that ``op(source, *args)`` makes; chains collapse where fewer steps reach the same layout.
 
-        ``sized_by_data``: whether only the data told sizes of the source, before the op took them for others.
+        ``sized_by_data``: whether sizes of the source were data-dependent, before the op took them for others.
         """
         base, build = source.base, view_rules.VIEW_RULES.get(op)
         if source is base.root and op in traits.RESIZING_VIEWS and layout.matches(source.layout):
@@ -135,7 +135,7 @@ class AliasGraph:
         return base.add(source, build(source.layout, layout, *args), layout)
 
     def _shortcut(self, source: View, layout: Layout) -> View | None:
-        """The view of a layout at the end of a long chain, by fewer steps from the root; None if there are none."""
+        """The view of a layout at the end of a long chain, by fewer steps from the root; None if not fewer."""
         base, root = source.base, source.base.root
         length = source.depth - root.depth
         steps = route(root.layout, layout)

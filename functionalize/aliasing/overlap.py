@@ -1,7 +1,7 @@
 """Whether two layouts of one storage share elements, which layout reaches another, and by which plain views.
 
 Invariant: of plain sizes answers are exact, else conservative: "disjoint" is only said when proved.
-Limits: proofs need sizes known as plain integers; symbolic layouts compare equal by expression, nothing more.
+Limits: proofs need sizes known as plain integers; symbolic layouts are equal if their expressions are.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def _progressions_disjoint(one: Axis, two: Axis) -> bool:
 def disjoint_guarded(one: Layout, two: Layout) -> bool:
     """Whether two layouts share no element, for the sizes of this trace: asks the symbols, which become guards.
 
-    Only what holds is asked. False, without a question, where sizes come from data or this shows nothing.
+    Only what holds is asked. False, without a question, where sizes are data-dependent or where this cannot show it.
     """
     if any(unbacked(layout.symbols) for layout in (one, two)):
         return False
@@ -167,7 +167,7 @@ def _separations(one: Layout, two: Layout) -> Iterator[list[tuple[Any, Any]]]:
     yield [(high_1, low_2)]
     yield [(high_2, low_1)]
     for period in [step for step, size in one.byte_steps if hint(size) > 1 and hint(step)]:
-        # Where all longer strides are multiples of a period, the rest of the addresses lie in one part of it for each.
+        # Where all longer strides are multiples of a period, the rest of the addresses are in one part of it for each.
         multiples = [
             (step % period, 0) for layout in (one, two) for step, _ in layout.byte_steps if hint(step) > hint(period)
         ]
@@ -308,7 +308,7 @@ def flat_base_layout(old: Layout, layout: Layout) -> Layout | None:
     Its dtype is the old top's. Of symbolic layouts the ends are those for the sizes of this trace; the ops check their
     bounds. None where symbols would have to be rounded.
     """
-    if unbacked(old.size):  # all that is old: it cannot be told what lies beyond
+    if unbacked(old.size):  # all of the old layout: what is beyond it is not known
         whole = old.order is not None and old.dtype == layout.dtype
         return Layout((math.prod(old.size),), (1,), old.offset, old.dtype) if whole else None
     item, unit = old.dtype.itemsize, min(old.dtype.itemsize, layout.dtype.itemsize)

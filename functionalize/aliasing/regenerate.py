@@ -31,7 +31,7 @@ class Execution(Protocol):
         """Execute one op on values."""
 
     def recorded_view(self, view: View, source_value: Value) -> Value | None:
-        """A view's value, given its source's, where no op has to run for it; else None."""
+        """A view's value, given its source's, where it is known without running an op; else None."""
 
     def carrying_out(self, base: Base, write: int) -> AbstractContextManager[None]:
         """While ops run for a write to a base, given by its position in the log, whoever reads the base."""
@@ -107,7 +107,7 @@ def top_value(run: Execution, base: Base) -> Value:
 
 def _fold(run: Execution, node: View, writes: list[PendingWrite], before: LazyValue) -> Value:
     """The value of ``node`` after writes at or below it, in order; ``before`` computes the one before them."""
-    batch: dict[View, Value] = {}  # new values of children that lie apart, not part of `before` yet
+    batch: dict[View, Value] = {}  # new values of disjoint children, not part of `before` yet
     lying = WriteLog()  # the same children, to ask which overlap
     for child, consecutive in groupby(writes, key=lambda write: _child_towards(node, write.view)):
         group = list(consecutive)

@@ -18,7 +18,7 @@ aten = torch.ops.aten
 
 
 def view_at(tensor: torch.Tensor, base: Layout, layout: Layout) -> torch.Tensor:
-    """The view of ``tensor`` that lies to it as ``layout`` lies to ``base``; see :func:`is_differentiable`."""
+    """The view that is to ``tensor`` what ``layout`` is to ``base``; see :func:`is_differentiable`."""
     if is_differentiable(base, layout):
         start = base.offset
         if base.dtype != layout.dtype:
@@ -63,7 +63,7 @@ def with_layout(value: torch.Tensor, layout: Layout) -> torch.Tensor:
 def with_strides(value: torch.Tensor, stride: Any) -> torch.Tensor:
     """The tensor itself, which gets strides, if they are others in dimensions of one position alone."""
     if value.layout is torch.strided and value.stride() != stride and has_strides(value, stride):
-        with BelowVersions():  # autograd does not hear of it
+        with BelowVersions():  # hidden from autograd
             value.as_strided_(value.size(), stride, value.storage_offset())
     return value
 

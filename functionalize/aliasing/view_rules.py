@@ -46,7 +46,7 @@ class ViewRule:
     """One view of a known source, in both directions.
 
     ``path``: the view ops that lead from the source to the view; nearly always one.
-    ``covers``: a write through the view leaves nothing of the source's old value.
+    ``covers``: a write through the view replaces all of the source's old value.
     ``part``: set for the views of which several can tile their source, see
         :func:`functionalize.aliasing.regenerate.tile_runs`.
     """

@@ -1,7 +1,8 @@
 """What one call of an operator does, by its arguments.
 
-Invariant: arguments are found by the schema, by position or by name, with its defaults. Limits: that a call draws no
-random numbers is told by the values in `_DRAWS_NOTHING` alone.
+In: an operator and the arguments of one call. Out: an argument by its name, and whether the call draws random numbers.
+Guarantees: arguments are found by the schema, by position or by name, with its defaults. Limits: only the values in
+`_DRAWS_NOTHING` say that a call draws no random numbers.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 from functionalize.ops import tables
 from functionalize.ops.tables import OpOverload
 
-# Arguments of operators that draw random numbers, each with the value by which a call draws none.
+# Arguments of operators that draw random numbers, each with the value with which a call does not draw.
 _DRAWS_NOTHING: Mapping[str, object] = {"dropout_p": 0.0, "train": False, "training": False}
 
 
@@ -55,7 +56,7 @@ def draws(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
 
 @functools.cache
 def _switches(op: Any) -> list[str] | None:
-    """Of an op that draws random numbers the arguments by which a call may draw none; None of others."""
+    """The arguments by which a call of a random op may not draw; None where the op is not random."""
     if not (isinstance(op, OpOverload) and tables.row(op).random):
         return None
     return [name for name in _DRAWS_NOTHING if name in declared(op)]

@@ -51,7 +51,7 @@ WRITE_BACKS = frozenset(
 )
 _LOG = logging.getLogger("functionalize")
 
-# What operators do of which their schemas say nothing, by their namespace or their name.
+# What operators do without a word in their schemas, by namespace or name.
 _COMMUNICATES = "it writes to its arguments or acts on other processes, but its schema does not say so"
 _UNDECLARED: Mapping[str, str] = {
     "c10d": _COMMUNICATES,
@@ -60,7 +60,7 @@ _UNDECLARED: Mapping[str, str] = {
 
 # Functional collectives give what they compute, and act on other processes as well.
 _COLLECTIVES = frozenset({"_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "_dtensor"})
-# Of torch's own operators that give nothing only some act; the others check, or say what is known of sizes.
+# Most of torch's own operators without results check something, or state what is known of sizes; only some act.
 _OF_TORCH = frozenset({"aten", "inductor", "prim", "prims", "profiler"})
 _ACTING = frozenset({"aten::_print"})
 
@@ -98,12 +98,12 @@ def decomposes(op: Any) -> bool:
 
 
 def views(op: Any) -> bool:
-    """Whether what `op` returns may lie in the memory of its argument."""
+    """Whether what `op` returns may share memory with its argument."""
     return row(op).view is not ViewKind.NONE
 
 
 def live_row(op: Any) -> OpRow:
-    """The row that the live schema of `op` gives; a schema names no functional variant, so it has none.
+    """The row that the live schema of `op` gives. It has no functional variant, since a schema does not name one.
 
     Example:
         >>> import torch
@@ -133,7 +133,7 @@ def _is_list(kind: Any) -> bool:
 
 
 def _written_alias(value: torch.Argument) -> set[str] | None:
-    """The names under which the schema says that an argument or return is written; None where it is not."""
+    """The names under which the schema declares an argument or return as written; None where it does not."""
     return value.alias_info.before_set if value.alias_info is not None and value.alias_info.is_write else None
 
 
@@ -166,7 +166,7 @@ def _returns(op: Any) -> tuple[int, ...]:
 
 
 def undeclared(op: Any) -> str | None:
-    """What `op` does of which its schema says nothing; None where that says all.
+    """What `op` does without a word in its schema; None where the schema says all.
 
     Example:
         >>> undeclared(torch.ops._c10d_functional.all_reduce.default) is None
@@ -176,7 +176,7 @@ def undeclared(op: Any) -> str | None:
 
 
 def acts(op: object) -> bool:
-    """Whether `op` is called for what it does alone: it gives nothing, and its schema names no argument that it writes.
+    """Whether `op` is called only for its effects: it has no results, and its schema does not declare a write.
 
     Example:
         >>> acts(torch.ops.aten._print.default), acts(torch.ops.aten._assert_async.default)
@@ -255,7 +255,7 @@ def _cache_folder(source: sources.Source) -> Path | None:
 
 
 def _read_cached(folder: Path, sha256: str) -> str | None:
-    """The cached rows; None where there are none for these sources. Literals are read, nothing is run."""
+    """The cached rows; None where these sources have no cache. Literals are read; the file is not run."""
     try:
         module = ast.parse((folder / "rows.py").read_text(encoding="utf-8"))
         found = {

@@ -23,7 +23,7 @@ def _packets(*names: str) -> frozenset[Any]:
     return frozenset(getattr(torch.ops.aten, name) for name in names)
 
 
-# How results lie in memory
+# The layouts of results
 
 # Elementwise operators whose results are laid out as what they copy.
 LAID_OUT_AS_COPIED = _overloads(
@@ -73,7 +73,7 @@ MADE_FOR_INFERENCE = _overloads("view.dtype")
 
 # Whether they are legal, or what they give, rests on the strides of their argument.
 LEGAL_BY_STRIDES = _overloads("view", "view.dtype", "view_as_complex")
-# They copy their source with all of its storage, as elements of its dtype, so that the copy has the source's offset.
+# They copy their source with all of its storage, as elements of its dtype; so the copy has the source's offset.
 KEEPS_OFFSET = _overloads("slice_scatter", "select_scatter", "diagonal_scatter")
 SCATTERS = KEEPS_OFFSET | _overloads("as_strided_scatter")
 # They address the storage of their argument by strides and an offset: those that read it; those in rules of views; all.
@@ -96,8 +96,8 @@ TRUSTS_STRIDES = FACTORS_BY_STRIDES | _overloads(
 TRUSTS_LAST_STRIDE = _overloads(
     "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention_for_cpu_backward"
 )
-# They take, as this argument, a bias of which torch has padded the rows, so that each begins at a multiple of
-# `ALIGNMENT` elements: a part of a wider tensor, whose value has no such gaps.
+# This argument is a bias whose rows torch has padded, so that each begins at a multiple of `ALIGNMENT` elements: a part
+# of a wider tensor, whose value does not have such gaps.
 ALIGNMENT = 16
 ALIGNED_BIAS: Mapping[Any, int] = {
     overload("aten::_scaled_dot_product_efficient_attention"): 3,
@@ -109,11 +109,11 @@ ALIGNED_BIAS: Mapping[Any, int] = {
 
 # They choose a kernel by sizes.
 CHOOSES_KERNEL_BY_SIZE = _overloads("convolution", "convolution_backward")
-# They give a bool or a number that data decide.
+# They give a bool or a number that depends on the values of tensors.
 ANSWERS_BY_DATA = _overloads("equal", "allclose", "_local_scalar_dense")
 # They broadcast their arguments, besides the elementwise operators.
 BROADCASTS = _overloads("expand", "copy_", "copy", "normal.Tensor_Tensor", "normal_functional")
-# They ask for a tensor's size, dtype and device, and read none of its values.
+# They read a tensor's size, dtype and device, and not its values.
 READS_METADATA_ONLY = _overloads(
     "zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty"
 )
@@ -129,7 +129,7 @@ WRITES_PART = _overloads(
     *("index_copy", "index_put", "index_add", "index_fill.int_Scalar", "scatter.src", "scatter.value", "scatter_add"),
     "masked_fill.Scalar",
 )
-# Applied twice they do what they do applied once, so that it does not matter how often an element is reached.
+# Applied twice they do what they do applied once: an element may be reached any number of times.
 IDEMPOTENT = _packets(
     *("abs_", "ceil_", "clamp_", "clamp_max_", "clamp_min_", "copy_", "fill_", "floor_", "nan_to_num_", "relu_"),
     *("round_", "sgn_", "sign_", "trunc_", "zero_"),

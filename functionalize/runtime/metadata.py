@@ -71,7 +71,7 @@ class SymbolSources:
         return bindings
 
     @property
-    def told(self) -> set[Any]:
+    def learned(self) -> set[Any]:
         """The symbols that a call learns."""
         known: set[Any] = set()
         sizes = [size for _, layout in (*self.inputs, *self.outputs) for size in layout.size if type(size) is not int]
@@ -81,11 +81,11 @@ class SymbolSources:
                 known |= unknown
         return known
 
-    def untold(self, layouts: Iterable[Layout], numbers: Iterable[Any]) -> list[Any]:
+    def unlearned(self, layouts: Iterable[Layout], numbers: Iterable[Any]) -> list[Any]:
         """The symbols of layouts and numbers that a call does not learn, by name."""
         needed = [n for layout in layouts for n in (*layout.size, *layout.stride, layout.offset)]
         free = {s for number in (*needed, *numbers) if hasattr(number, "free_symbols") for s in number.free_symbols}
-        return sorted(free - self.told if free else free, key=str)
+        return sorted(free - self.learned if free else free, key=str)
 
 
 class SymbolBindings:

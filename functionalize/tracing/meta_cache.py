@@ -3,8 +3,9 @@
 FakeTensorMode works out the shapes, strides and dtypes of an op's results; here they are looked up where the same op
 was seen on arguments of the same metadata. All captures of a process share the cache.
 
-Invariant: a result that is found here is what FakeTensorMode would have made. Limits: sizes known as integers, strided
-tensors, ops of torch's own; what depends on data, or is anything but tensors, is not cached.
+In: an op with its arguments. Out: a `CacheEntry`, from which its results are made, or ``MISS``. Guarantees: such
+results are what FakeTensorMode would have made. Limits: sizes known as integers, strided tensors, ops of torch's own;
+results that depend on data, or are not tensors, are not cached.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class ResultMeta:
 
 
 def _holds(source: FakeTensor, layout: Layout) -> bool:
-    """Whether a layout surely lies in the storage of a tensor, which inference mode has nothing to do with."""
+    """Whether a layout surely fits in the storage of a tensor that inference mode does not concern."""
     room = source.untyped_storage().nbytes()
     inside = type(room) is int and layout.span[0] >= 0 and layout.span[1] <= room
     return inside and not (torch.is_inference_mode_enabled() or source.is_inference())
@@ -57,12 +58,12 @@ def _holds(source: FakeTensor, layout: Layout) -> bool:
 class CacheEntry:
     """The results of one op, for arguments of one metadata."""
 
-    results: tuple[ResultMeta | None, ...]  # None for a result that is None
+    results: tuple[ResultMeta | None, ...]  # None where the op gives None
     container: type | None  # of the results, if they are several
-    layouts: tuple[Layout, ...]  # where the results lie
+    layouts: tuple[Layout, ...]  # of the results
 
     def make(self, factory: FakeFactory, args: Sequence[Any]) -> Any:
-        """The results, as tensors of the factory's mode; ``MISS`` for views of a storage whose size data decide."""
+        """The results, as tensors of the factory's mode; ``MISS`` for views of a storage of data-dependent size."""
         try:
             made = [None if meta is None else meta.make(factory, args) for meta in self.results]
             return made[0] if self.container is None else self.container(made)

@@ -100,7 +100,7 @@ def _angle(tensor: Any) -> torch.Tensor:
 
 
 def _ctc_loss(log_probs: Any, targets: Any, steps: Any, lengths: Any, *options: Any) -> tuple[torch.Tensor, ...]:
-    """After ``aten/src/ATen/native/LossCTC.cpp``; of lengths that are tensors the data tell which is the longest."""
+    """After ``aten/src/ATen/native/LossCTC.cpp``; if the lengths are tensors, the longest one is data-dependent."""
     states = _count_told_by_data(log_probs) if isinstance(lengths, torch.Tensor) else 2 * max(lengths, default=0) + 1
     return log_probs.new_empty([log_probs.size(1)]), log_probs.new_empty([log_probs.size(1), log_probs.size(0), states])
 
@@ -120,7 +120,7 @@ def _ctc_loss_backward(gradient: Any, log_probs: Any, *others: Any) -> torch.Ten
 
 
 def _lstsq(a: Any, b: Any, rcond: Any = None, *, driver: str | None = None) -> Any:
-    """After ``aten/src/ATen/native/BatchLinearAlgebra.cpp``; torch has no meta kernel: data may tell what it gives."""
+    """After ``aten/src/ATen/native/BatchLinearAlgebra.cpp``; torch has no meta kernel, as sizes may depend on data."""
     if a.device.type != "cpu":
         raise UnsupportedProgramError(
             f"the program solves least squares (linalg.lstsq) on the device {a.device.type!r}",
@@ -237,7 +237,9 @@ METAS: Mapping[Any, Callable[..., Any]] = {  # what one gives is NotImplemented 
     # What torch decomposes into operators that lay results out otherwise, by others whose results are alike.
     **dict.fromkeys((aten.copysign.Tensor, aten.xlogy.Tensor, aten.special_xlog1py.default), torch.atan2),
     **dict.fromkeys((aten.div.Tensor_mode, aten.floor_divide.default), _rounded),
-    **{op: _stepped(op) for op in traits.STEPS_OF_OPTIMIZERS},  # torch has none, and no kernel runs on symbols
+    **{
+        op: _stepped(op) for op in traits.STEPS_OF_OPTIMIZERS
+    },  # torch has no meta kernel, and others do not run on symbols
     **{op: _dense(op) for op in traits.LAID_OUT_DENSELY},
     **{getattr(aten, call.__name__).default: _interpolated for call in INTERPOLATIONS},
     **{getattr(aten, f"{call.__name__}_backward").default: _interpolated_backward for call in INTERPOLATIONS},
@@ -257,5 +259,5 @@ METAS: Mapping[Any, Callable[..., Any]] = {  # what one gives is NotImplemented 
     aten.multilabel_margin_loss_backward.default: _multilabel_margin_loss_backward,
     aten.multilabel_margin_loss_forward.default: _multilabel_margin_loss_forward,
 }
-# Of graphs that are traced again, where nobody answers what torch asks of data-dependent bounds.
+# For graphs that are traced again, where torch's questions about data-dependent bounds have no answers.
 METAS_OF_EXPORTS: Mapping[Any, Callable[..., Any]] = {**METAS, aten.slice_copy.Tensor: _slice_copy}

@@ -1,7 +1,7 @@
 """Tensors in memory that torch does not own: that of an array (`torch.from_numpy`, `torch.frombuffer`), or of a file.
 
-A trace has a copy for what `torch.from_numpy` gives: as long as nobody writes to either memory, and the caller does not
-get the tensor, nobody tells them apart.
+A trace has a copy for what `torch.from_numpy` gives. As long as both memories stay as they are, and the caller does not
+get the tensor, this makes no difference.
 
 Invariant: what a program did is noted, and not judged. Limits: memory of the CPU; a write by others is noticed in up to
 1 MiB, and not where it leaves what was there.

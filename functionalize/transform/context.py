@@ -95,11 +95,11 @@ class FunctionalizationContext:
         self.graph = AliasGraph(held=executor.predates_call)
         self.unseen = UnseenAliases(executor, self.graph) if executor.on_memory else None
         self.op: Any = None  # the op that the program called last
-        self.origin: Any = None  # where in the user's code; None until somebody looks
+        self.origin: Any = None  # where in the user's code; None until it is asked for
         self.historian: Historian | None = None
         self.takes_subclasses = True  # whether the program may use tensors of classes of their own
         self.notes, self.endings = AutogradNotes(), EndedGradients(executor, self.graph)
-        self.borrowed: BorrowedMemory | None = None  # None: nobody asks
+        self.borrowed: BorrowedMemory | None = None  # None: it is not asked for
         self._protected: dict[int, list[_Sharing]] = {}
         self._sources: Any = WeakIdKeyDictionary()  # of views of what has no strides, which live as long
         self._carriers: dict[View, torch.Tensor] = {}  # of views not read yet, one handle each
@@ -117,14 +117,14 @@ class FunctionalizationContext:
         )
 
     def refuse_subclasses(self, kinds: Iterable[type]) -> None:
-        """Raise where a tensor of a class of its own is used, and the program may use none."""
+        """Raise where a tensor of a class of its own is used, and the program may not use one."""
         own = () if self.takes_subclasses else set(kinds) - PLAIN_TYPES
         for kind in own:
             if issubclass(kind, torch.Tensor):
                 raise UnsupportedProgramError.of_subclass(kind, "a tensor that the program uses")
 
     def has_unknown_elements(self, tensor: torch.Tensor) -> bool:
-        """Whether a captured program asks for the elements of a sparse tensor, which only the data tell."""
+        """Whether a captured program asks for the data-dependent elements of a sparse tensor."""
         return not self.takes_subclasses and on_handles(has_unknown_elements, (tensor,), {})
 
     def value(self, handle: torch.Tensor) -> Value:
@@ -189,7 +189,7 @@ class FunctionalizationContext:
                 self.read(parent)
             self.read(view)  # at once: the tracer binds new symbols to the node that it sees next
         elif unbacked(parent.layout.size):
-            self._carriers[view] = handle  # tells sizes that an op may not know of the part that it takes
+            self._carriers[view] = handle  # has sizes that an op may not know of the part that it takes
 
     def drop_unread_handles(self) -> None:
         """Drop handles that only we hold: those that live on are held by others."""
@@ -276,7 +276,7 @@ class FunctionalizationContext:
             handle.data = source
 
     def prepare_resize(self, handle: torch.Tensor) -> None:
-        """Note that the program is about to resize a handle. What its storage gains holds nothing yet."""
+        """Note that the program is about to resize a handle. What its storage gains has no contents yet."""
         view = self.graph.ensure(handle)
         if view.base.capacity is None and view.base.key > 0:
             self.executor.extend_fake_storage(handle)
@@ -319,16 +319,16 @@ class FunctionalizationContext:
     def protect(self, handle: torch.Tensor, reason: str, other: torch.Tensor | None = None) -> None:
         """From now on refuse writes to a handle: another tensor has its memory, and would not see them.
 
-        ``other``: that tensor, where writes are seen by nobody once it, and all views of it, are gone.
+        ``other``: that tensor, where writes stay unseen once it, and all views of it, are gone.
         """
         if self.executor.observed:
             sharing = _Sharing(reason, handle, None if other is None else weakref.ref(other))
             self._protected.setdefault(storage_key(handle), []).append(sharing)
 
     def note_copy(self, source: torch.Tensor, copy: torch.Tensor, ones: Sequence[Any]) -> None:
-        """Note a copy that eager makes unless one of some sizes, which only the data tell, is one.
+        """Note a copy that eager makes unless one of some data-dependent sizes is one.
 
-        The graph checks that none is, where one of both is written while the other is there.
+        The graph checks that no size is one, where one of both tensors is written while the other is alive.
         """
         for one, other in ((source, copy), (copy, source)) if self.executor.observed else ():
             sharing = _Sharing("", one, weakref.ref(other), ones)
@@ -373,7 +373,7 @@ class FunctionalizationContext:
         view = self.graph.ensure(handle)
         self._carriers.pop(view, None)
         if view.base.seed is not None:
-            top_value(self, view.base)  # reads the handle where it still lies
+            top_value(self, view.base)  # reads the handle at its old place
         for one in {view, view.base.root}:
             if one.value is handle:
                 one.value = self.executor.alias(handle)

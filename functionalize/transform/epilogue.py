@@ -1,6 +1,6 @@
 """What is left to do when the function returns: bring escaped handles up to date, write back to the inputs.
 
-Invariant: the write-backs come last, in input order, one for each input that changed and none for the others; then
+Invariant: the write-backs come last, in input order, one for each input that changed; then
 those to tensors which the function wrote without being passed them.
 Limits: runs only where a mode below observes us; otherwise the handles' memory is the result already.
 """
@@ -117,7 +117,7 @@ class Epilogue:
         return backs
 
     def return_value(self, handle: torch.Tensor) -> None:
-        """Let a handle stand for its value if it is returned: one that is no input, or that nobody writes back to."""
+        """Let a handle stand for its value if it is returned, and is not an input that is written back."""
         view = self.context.graph.find(handle)
         if view is not None and id(handle) in self._returned:
             self.context.executor.retarget_proxy(handle, self._presentable(handle, view))
@@ -136,7 +136,7 @@ class Epilogue:
         return value
 
     def _surface_others(self, done: set[int]) -> None:
-        """Let each handle that somebody else holds (autograd, a closure) stand for its current value."""
+        """Let each handle that others hold (autograd, a closure) stand for its current value."""
         for base in list(self.context.graph.bases.values()):
             for known in list(base.handles.values()):
                 handle, view = known(), known.view
@@ -242,7 +242,7 @@ class Epilogue:
 
 
 def _path(view: View, root: View) -> tuple[OpCall, ...] | None:
-    """The plain view ops that lead from a root to a view without internal overlap; None where there are none."""
+    """The plain view ops that lead from a root to a view without internal overlap; None where there are no such ops."""
     steps = list(itertools.takewhile(lambda step: step is not root, view.lineage()))
     if not (view.layout.static and root.layout.static and root in view.lineage()) or view.layout.has_internal_overlap:
         return None
@@ -254,7 +254,7 @@ def _path(view: View, root: View) -> tuple[OpCall, ...] | None:
 def _outside(context: FunctionalizationContext, inputs: Sequence[Input]) -> Iterator[Input]:
     """Traced tensors that the function wrote without being passed them, as further inputs."""
     passed = {id(entry.handle) for entry in inputs}
-    whole = not context.graph.keeps_writes  # nothing beside the inputs is written back
+    whole = not context.graph.keeps_writes  # only inputs are written back
     lying: dict[int, list[torch.Tensor]] = defaultdict(list)
     for entry in inputs:
         lying[storage_key(entry.handle)].append(entry.handle)
@@ -272,7 +272,7 @@ def _outside(context: FunctionalizationContext, inputs: Sequence[Input]) -> Iter
 
 
 def _beyond(base: Base, inputs: Sequence[torch.Tensor]) -> bool:
-    """Whether elements of a storage that none of its inputs shows were written."""
+    """Whether elements of a storage were written that its inputs do not show."""
     if not base.log:
         return False
     shown = [Layout.of(handle) for handle in inputs]
@@ -316,12 +316,12 @@ class _Metadata:
         self._holder = {entry.storage: entry.handle for entry in [*moved, *(e for e in inputs if e not in moved)]}
         self._alone = {key for key, count in Counter(entry.storage for entry in inputs).items() if count == 1}
         self._before = {entry.storage for entry in inputs}
-        self._ends: dict[int, list[Any]] = {}  # of what lies in each storage from now on
+        self._ends: dict[int, list[Any]] = {}  # of the inputs in each storage from now on
         for entry in moved:
             self._ends.setdefault(storage_key(entry.handle), []).append(stop(Layout.of(entry.handle)))
 
     def takes_data(self, entry: Input) -> bool:
-        """Whether an input is in a storage of which nothing is there before the call."""
+        """Whether an input is in a storage that does not exist before the call."""
         return self.takes_fresh_storage(entry) or storage_key(entry.handle) not in self._before
 
     def takes_fresh_storage(self, entry: Input) -> bool:
@@ -367,11 +367,11 @@ class _Metadata:
                 del self._holder[entry.storage]
             self._holder.setdefault(key, handle)
             yield OpCall(aten.set_.source_Tensor, (memory,))
-        elif unbacked(layout.size) or not fits(layout, entry.capacity):  # of what has room this is nothing
+        elif unbacked(layout.size) or not fits(layout, entry.capacity):  # with room this does not change it
             start, before = layout.offset, entry.layout.offset
             as_is = layout.contiguous and same((start,), (before,))
             yield OpCall(aten.resize_.default, (size if as_is else [stop(layout) - before],))
         if not whole:
             stays = key == entry.storage and not fresh and same((layout.offset,), (entry.layout.offset,))
-            offset = () if stays else (handle.storage_offset(),)  # none: where the input of each call begins
+            offset = () if stays else (handle.storage_offset(),)  # without it: where the input of each call begins
             yield OpCall(aten.as_strided_.default, (size, list(handle.stride()), *offset))

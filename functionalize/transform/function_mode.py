@@ -1,4 +1,4 @@
-"""The mode above the dispatcher: what no dispatch mode is told of.
+"""The mode above the dispatcher: what dispatch modes do not see.
 
 Invariant: a program does here what it would do without modes. Limits: calls by the public name, on plain tensors.
 """
@@ -47,7 +47,7 @@ from functionalize.aliasing.tensor_queries import tensor_leaves
 from functionalize.ops import functions
 from functionalize.transform.context import FunctionalizationContext
 from functionalize.transform.functions.eager_kernels import IN_EAGER, OPENED
-from functionalize.transform.functions.numbers import SPELT_OUT as OF_NUMBERS
+from functionalize.transform.functions.numbers import DECOMPOSED as OF_NUMBERS
 from functionalize.transform.functions.padded_encoders import OF_ENCODERS
 from functionalize.transform.functions.recurrent_layers import LAYERS
 from functionalize.transform.functions.sparse import ELEMENTS
@@ -74,20 +74,20 @@ _GRAD_FN: Any = torch.Tensor.grad_fn.__get__  # type: ignore[union-attr]
 _REQUIRE: Any = torch.Tensor.requires_grad_
 _NOTED = functions.DETACHING | {_HOOK, _REQUIRE, ASK_VERSION, SET_GRAD_MODE, _GRAD_FN}
 _COPIES: dict[Any, Any] = {torch.Tensor.__deepcopy__: deep_copy, torch.Tensor.__reduce_ex__: reduced}
-SPELT_OUT = {**OF_NUMBERS, **LAYERS, **IN_EAGER, **OF_ENCODERS}
-_TABLES = ELEMENTS.keys() | _ASKS.keys() | SPELT_OUT.keys()
+DECOMPOSED = {**OF_NUMBERS, **LAYERS, **IN_EAGER, **OF_ENCODERS}
+_TABLES = ELEMENTS.keys() | _ASKS.keys() | DECOMPOSED.keys()
 _UNDISPATCHED = {*_COPIES, _SET_DATA, *functions.GRADIENTS_OF} | _TABLES | _NOTED | functions.UNDISPATCHED
 
 
 class FunctionalizeFunctionMode(TorchFunctionMode):
-    """What happens above the dispatcher, where no dispatch mode is told of it. Entered around that of the same context.
+    """What happens above the dispatcher, unseen by dispatch modes. Entered around the mode of the same context.
 
     ``tensor.data = other`` gives a tensor object other storage. Some functions, seeing that a mode is active, compute a
-    new tensor in place of writing the one that was passed as ``out=``. `dropout` that drops nothing returns its input,
-    but a copy where sizes are symbolic (pytorch/pytorch#195422). And autograd's engine asks whether a mode is active:
-    it adds gradients up in place where none is, and some formulas choose other ops, so that gradients have other
-    strides. Hooks on gradients are noted: a view that has one is more than a view to autograd. Besides, calls on sizes
-    that the data decide go to torch's kernels in Python: some of those in C++ take integers alone. Limits: calls by the
+    new tensor in place of writing the one that was passed as ``out=``. `dropout` with a probability of zero returns its
+    input, but a copy where sizes are symbolic (pytorch/pytorch#195422). And autograd's engine asks whether a mode is
+    active: it adds gradients up in place where it is not, and some formulas choose other ops, so that gradients have
+    other strides. Hooks on gradients are noted: a view that has one is more than a view to autograd. Besides, calls on
+    data-dependent sizes go to torch's kernels in Python: some of those in C++ only take integers. Limits: calls by the
     public name, on plain tensors.
     """
 
@@ -138,8 +138,8 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
             return _METHODS[func](self, func, args, kwargs)
         if func in _NOTED:
             self._note(func, list(tensor_leaves(args, kwargs)))
-        if func in SPELT_OUT:
-            return SPELT_OUT[func](*args, **kwargs)
+        if func in DECOMPOSED:
+            return DECOMPOSED[func](*args, **kwargs)
         if func in functions.DROPOUTS and _drops_nothing(*args, **kwargs):
             return args[0] if args else kwargs["input"]
         if func == _SET_DATA and all(map(_is_plain, args)):
@@ -164,7 +164,7 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
                 asked.add_behind(LEAF, [tensor])
 
     def _reshape(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Copy, or say how a tensor lies: torch takes no data-dependent size for one, which can lie in any way."""
+        """Copy, or ask for the layout: torch assumes that data-dependent sizes are not one."""
         source = args[0] if args else kwargs.get("input", kwargs.get("self"))
         out = func(*args, **kwargs)
         if _is_plain(source) and isinstance(out, torch.Tensor):
@@ -253,7 +253,7 @@ def _has_number(args: Any, kwargs: Any) -> bool:
 
 
 def _known(arguments: Any) -> Any:
-    """Arguments with the values of data-dependent bools, of which most functions take none."""
+    """Arguments with the values of data-dependent bools, which most functions do not take."""
     if isinstance(arguments, dict):
         return {name: bool(one) if isinstance(one, torch.SymBool) else one for name, one in arguments.items()}
     return tuple(bool(one) if isinstance(one, torch.SymBool) else one for one in arguments)

@@ -69,7 +69,7 @@ class FunctionalizeMode(TorchDispatchMode):
 
     def __init__(self, *, remove_views: bool, functionalize_body: Callable[..., Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        # Made outside of the mode: the executor looks at the modes that will run below it.
+        # Made outside of the mode: the executor finds the modes that will run below it.
         executor = ValueExecutor(remove_views=remove_views)
         self.context = FunctionalizationContext(executor, lambda: self, functionalize_body)
         self._tracer = self.context.executor.proxies
@@ -135,7 +135,7 @@ class FunctionalizeMode(TorchDispatchMode):
         return on_handles(func, args, kwargs)
 
     def _version(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> int:
-        """How often autograd was told of writes: by the program's own tensor, which counts them."""
+        """How many writes autograd has counted: the program's own tensor has the count."""
         self.context.notes.asked.add(VERSION, args[0])
         return args[0]._version  # type: ignore[no-any-return]
 
@@ -186,7 +186,7 @@ class FunctionalizeMode(TorchDispatchMode):
 
     def _view(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
         if not self.context.executor.observed:
-            return on_handles(func, args, kwargs)  # memory is all that anybody will read: nothing to record
+            return on_handles(func, args, kwargs)  # only memory will be read: there is no graph to record
         source, graph = args[0], self.context.graph
         if not isinstance(source, torch.Tensor):  # autograd asks for the conjugate of a number
             with self:
@@ -290,7 +290,7 @@ class FunctionalizeMode(TorchDispatchMode):
             context.notes.note_address(before, Layout.of(handle))
         if op in view_rules.VIEW_RULES and storage_key(handle) == before.base.key:
             context.graph.track(handle, context.graph.derive(before, op, tuple(args[1:]), Layout.of(handle)))
-        elif func is aten.set_.default:  # to a storage of its own, of nothing
+        elif func is aten.set_.default:  # to a storage of its own, which is empty
             options = {"dtype": handle.dtype, "device": handle.device}
             context.graph.create_base(handle, context.executor.call(aten.empty.memory_format, [0], **options))
         else:
@@ -427,7 +427,7 @@ def _choose(func: Any) -> Handler:
     return _squeezing(handler) if func.overloadpacket in traits.SQUEEZES else handler
 
 
-_OF_TORCH = ("aten", "prims", "prim")  # the namespaces of operators that all have fakes and formulas, or need none
+_OF_TORCH = ("aten", "prims", "prim")  # the namespaces whose operators have fakes and formulas, or do not need them
 
 
 def _of_users(handler: Handler) -> Handler:

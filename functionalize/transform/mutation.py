@@ -117,7 +117,7 @@ def _variant_call(call: WritingCall, variant: Any) -> VariantCall:
     first = row.written[0].given(call.args, call.kwargs)
     kwargs |= {option: getattr(first, option) for option in row.options} | dict(row.constants)
     dtype = declared(variant).get("dtype")
-    # Sums and products compute in the dtype of what they write, where the caller names none: `sum.out`, `cumsum_`.
+    # Sums and products without a dtype of the caller's compute in that of what they write: `sum.out`, `cumsum_`.
     takes_dtype = dtype is not None and dtype.kwarg_only
     inherits = takes_dtype and kwargs.get("dtype") is None and isinstance(first, torch.Tensor)
     if inherits and dry_run.result_dtype(variant, args, kwargs) != first.dtype:
@@ -129,7 +129,7 @@ def _variant_call(call: WritingCall, variant: Any) -> VariantCall:
 #
 # Eager goes through the positions in the order of their strides, outermost first, and writes an element once for each
 # of its positions, reading what it wrote before. So in a graph such a write becomes one for each slice along the
-# outermost dimension, until the positions of a slice are apart. Limits: ops that are elementwise by their tag, whose
+# outermost dimension, until the positions of a slice are disjoint. Limits: ops that are elementwise by their tag, whose
 # number of slices is fixed for the sizes of the trace; strides of zero are refused by eager itself.
 
 
@@ -279,7 +279,7 @@ def _index_put(call: WritingCall) -> bool:
     """One number for all: a mask says where, as above."""
     context, (target, indices), values = call.context, call.args[:2], call.argument("values")
     masks = any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices)
-    if values.dtype != target.dtype and not (masks and call.puts_one_number):  # fake kernels do not look at that
+    if values.dtype != target.dtype and not (masks and call.puts_one_number):  # fake kernels ignore that
         names = f"{DTYPE_NAMES[target.dtype]} for the destination and {DTYPE_NAMES[values.dtype]} for the source"
         raise RuntimeError(f"Index put requires the source and destination dtypes match, got {names}.")
     if not repeats(target) or not call.puts_one_number:

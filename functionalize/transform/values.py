@@ -133,7 +133,7 @@ class ValueExecutor:
         return record_view(self.proxies, op, value, args, handle)
 
     def record_unbacked(self, op: Any, value: Value, args: tuple[Any, ...], handle: torch.Tensor) -> Value | None:
-        """The value of a view whose size only the data tell, by a node alone: running the op would make new symbols."""
+        """The value of a view of data-dependent size, by a node alone: running the op would make new symbols."""
         if self.proxies is None or not isinstance(handle, FakeTensor):
             return None
         result: Value = handle
@@ -228,12 +228,12 @@ class ValueExecutor:
             record_symbols(self.proxies, arguments)
 
     def track_sizes(self, handle: torch.Tensor) -> None:
-        """Tell the tracer the symbols in the sizes of a handle that it did not see made."""
+        """Give the tracer the symbols in the sizes of a handle whose making it did not see."""
         if self.proxies is not None and handle.layout is torch.strided:
             track_symbols(self.proxies, handle)
 
     def track_offset(self, handle: torch.Tensor, offset: Any) -> None:
-        """Tell the tracer a storage offset that is a new symbol: it is a number that is computed of known ones."""
+        """Give the tracer a storage offset that is a new symbol, as a number that is computed of known ones."""
         symbol = handle.storage_offset()
         if self.proxies is not None and isinstance(handle, FakeTensor) and is_symbol(symbol):
             forget_offset(handle)
@@ -255,7 +255,7 @@ class ValueExecutor:
         return self.proxies is not None and same_node(self.proxies, one, two)
 
     def tensor_with_storage(self, storage: torch.UntypedStorage) -> torch.Tensor | None:
-        """A tensor that the tracer knows, with this storage; None if there is none."""
+        """A tensor that the tracer knows, with this storage; None if it knows no such tensor."""
         return None if self.proxies is None else next(tensors_with_storage(self.proxies, storage_id(storage)), None)
 
 
@@ -307,7 +307,7 @@ def _with_legal_strides(op: Any, args: tuple[Any, ...]) -> torch.Tensor:
         if op is aten.view.default and is_fake(base):
             below_all_modes(_view_of_nothing, (base, args[1]), {})
     except (RuntimeError, ValueError):
-        if op is aten.view.dtype and 0 in base.size():  # contiguous strides of nothing may be as illegal
+        if op is aten.view.dtype and 0 in base.size():  # contiguous strides of an empty tensor may be as illegal
             strides = [args[1].itemsize] * (base.dim() - 1) + [1]
             return aten.new_empty_strided.default(base, list(base.size()), strides)  # type: ignore[no-any-return]
         return aten.clone.default(base, memory_format=torch.contiguous_format)  # type: ignore[no-any-return]
@@ -328,7 +328,7 @@ def _view_of_nothing(base: torch.Tensor, size: Sequence[Any]) -> None:
 
 
 # Functional ops of the program that address the storage of their argument: where that was viewed or written, they run
-# as views and writes, which know where a handle lies.
+# as views and writes, which know the layout of a handle.
 
 
 def _as_strided_copy(x: torch.Tensor, size: Sequence[Any], stride: Sequence[Any], storage_offset: Any = None) -> Any:

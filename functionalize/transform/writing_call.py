@@ -96,7 +96,7 @@ class WritingCall:
 
     @cached_property
     def meetings(self) -> list[tuple[Operand, Operand]]:
-        """Each operand that is written, with each other one that lies in the same storage where it may overlap it."""
+        """Each operand that is written, with each other one in the same storage that may overlap it."""
         leaves = [leaf for leaf in self.tensors if leaf.layout is torch.strided]
         if len(set(map(storage_key, leaves))) == len(leaves):
             return []
@@ -196,14 +196,14 @@ class WritingCall:
                 if self.row.kind is Kind.OUT and is_fake(twin) and not cannot:
                     dry_run.refuse_dtype(self.context.executor, self.func, self.args, self.kwargs, handle, value.dtype)
                 if not (value.is_floating_point() or value.is_complex()):
-                    self.context.notes.note_untold(handle)
+                    self.context.notes.note_hidden_change(handle)
                 value = self.context.executor.call(aten._to_copy.default, value, dtype=handle.dtype)
         if value.device != handle.device:
             value = self.context.executor.call(aten._to_copy.default, value, device=handle.device)
         return value
 
     def _of_size(self, handle: torch.Tensor, value: Value) -> Value:
-        """What is written in place to a handle: its size is the handle's, as the data say where only they tell."""
+        """What is written in place to a handle: its size is the handle's, which is asked where it is data-dependent."""
         if tuple(value.size()) != tuple(handle.size()):
             raise RuntimeError(_CANNOT_GROW.format(list(handle.size()), list(value.size())))
         return self.context.executor.call(aten.view.default, value, list(handle.size()))
@@ -240,9 +240,9 @@ class WritingCall:
             self._refuse_growth(handle)
 
     def _refuse_growth(self, resized: torch.Tensor) -> None:
-        """Raise where the storage of other tensors grows by as many elements as only the data tell.
+        """Raise where the storage of other tensors grows by a data-dependent number of elements.
 
-        Where nobody answers for the data, the operators of the graph check their bounds.
+        Where the trace does not answer for the data, the operators of the graph check their bounds.
         """
         view = self.context.graph.ensure(resized)
         top = view.base.top.layout

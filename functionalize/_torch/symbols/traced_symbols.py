@@ -65,21 +65,23 @@ def opaque_float(tracer: Any, func: Any, args: Any) -> torch.SymFloat:
     return _opaque(tracer, func, args, "create_unbacked_symfloat")  # type: ignore[no-any-return]
 
 
-def whole_number_of(tracer: Any, truth: Any) -> Any:
+def whole_number_of(tracer: Any, condition: Any) -> Any:
     """A symbol of its own for the whole number that a data-dependent bool is: zero or one."""
     from torch.fx.experimental.symbolic_shapes import constrain_range  # here: loads sympy
 
-    number = _opaque(tracer, torch.sym_ite, (truth, 1, 0), "create_unbacked_symint")
+    number = _opaque(tracer, torch.sym_ite, (condition, 1, 0), "create_unbacked_symint")
     constrain_range(number, min=0, max=1)
     return number
 
 
-def chosen_number(tracer: Any, truth: Any, one: Any, other: Any) -> Any:
+def chosen_number(tracer: Any, condition: Any, one: Any, other: Any) -> Any:
     """One of two numbers, which the data choose; a float, unless both are whole."""
     if all(isinstance(number, (int, torch.SymInt)) for number in (one, other)):
-        return other + whole_number_of(tracer, truth) * (one - other)  # torch chooses among whole numbers of one class
+        return other + whole_number_of(tracer, condition) * (
+            one - other
+        )  # torch chooses among whole numbers of one class
     floats = torch.sym_float(one), torch.sym_float(other)
-    return _opaque(tracer, torch.sym_ite, (truth, *floats), "create_unbacked_symfloat")
+    return _opaque(tracer, torch.sym_ite, (condition, *floats), "create_unbacked_symfloat")
 
 
 def _opaque(tracer: Any, func: Any, args: Any, create: str) -> Any:

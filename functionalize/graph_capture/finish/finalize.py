@@ -177,9 +177,9 @@ class GraphFinalizer:
         joint.find_new_leaves(self.inputs)
         wanted = joint.wanted(self.inputs, analysis, aliases, self.handles, mutations, results)
         if not wanted.targets or not any(entry.edge is not None for entry in self.inputs):
-            untold = self.context.notes.untold(entry.fake for entry in self.inputs)
-            if untold is not None:
-                raise untold  # what the caller gets has gradients all the same, as the inputs that it shows
+            hidden = self.context.notes.hidden_from_autograd(entry.fake for entry in self.inputs)
+            if hidden is not None:
+                raise hidden  # what the caller gets has gradients all the same, as the inputs that it shows
             return None
         self.context.notes.reshapes.lost_views.note_use(self.handles)
         refused = refused_write(self.context, self.inputs, begun, mutations)

@@ -1,7 +1,7 @@
 """What a call reads in views where its graph has copies of these: without the copies, and with the bits of eager.
 
-A kernel goes through elements as they lie in memory. In which order it adds them up, and whether it takes them eight at
-a time, tells in the last bit: so what eager reads in a view, as `silu(x[..., :n])`, a call reads there.
+A kernel goes through elements in the order of memory. The order of its additions, and whether it takes eight elements
+at a time, shows in the last bit: what eager reads in a view, as `silu(x[..., :n])`, a call reads there.
 
 Invariant: each node has the value and the strides that it has in the graph. Limits: sizes that are integers, but for
 products of matrices and reductions; not of what the graph writes in place.
@@ -42,7 +42,7 @@ def reads_views(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], made: A
 
 def have_read_views(graph: Graph) -> None:
     """Have what reads copies of views read the views, as it does in eager, where that gives results laid out alike."""
-    views, lie = dict[Node, Node](), _Lie()
+    views, layouts = dict[Node, Node](), ViewLayouts()
     written = {_root(node.args[0]) for node in graph.nodes if _writes(node.target)}
     for node in list(graph.nodes):
         if node.op != "call_function":
@@ -53,8 +53,8 @@ def have_read_views(graph: Graph) -> None:
                 args, kwargs = map_arg((node.args, node.kwargs), lambda arg: views.get(arg, arg))
                 views[node] = graph.call_function(view, args, kwargs)
                 views[node].meta = node.meta
-            lie.as_view(node)
-        elif not views.keys().isdisjoint(node.all_input_nodes) and lie.read(node):
+            layouts.as_view(node)
+        elif not views.keys().isdisjoint(node.all_input_nodes) and layouts.read(node):
             node.args, node.kwargs = map_arg((node.args, node.kwargs), lambda arg: views.get(arg, arg))
     for pair in reversed(views.items()):
         for node in pair:
@@ -73,8 +73,8 @@ def _root(node: Any) -> Any:
     return node
 
 
-class _Lie:
-    """How the tensors of a graph lie in memory: what copies a view as the view."""
+class ViewLayouts:
+    """The layouts of a graph's tensors: a copy of a view has that of the view."""
 
     def __init__(self) -> None:
         self._found: dict[Node, Any] = {}

@@ -185,7 +185,7 @@ def _while_loop(context: FunctionalizationContext, func: Any, args: Any) -> Any:
 def _without_numbers(bodies: Sequence[Function], operands: Sequence[Any]) -> tuple[list[Function], tuple[Any, ...]]:
     """Bodies that know the plain numbers among their last operands, and the operands that are left.
 
-    Dynamo passes sizes that it has seen to differ: here they are known, and no input of a body's graph.
+    Dynamo passes sizes that it has seen to differ: here they are known, and not inputs of a body's graph.
     """
     known = {n: operand for n, operand in enumerate(operands) if isinstance(operand, (int, float))}
     if not known:

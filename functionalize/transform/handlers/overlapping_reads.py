@@ -3,8 +3,8 @@
 A kernel that writes an element before it has read it, at another position, reads what it wrote. Whether it does so
 depends on sizes, devices and threads, and eager's own check misses it where one of the tensors has gaps.
 
-Invariant: tensors of other storages cost nothing. Limits: where sizes come from data, an overlap that nobody can
-know of is taken for none.
+Guarantees: tensors of other storages are not compared. Limits: an overlap that depends on data-dependent sizes is not
+seen.
 """
 
 from __future__ import annotations
@@ -123,9 +123,9 @@ def _holds(
 ) -> bool:
     """Whether something holds of two layouts that makes them meet, for the sizes of this trace.
 
-    If it does not, it must not for other sizes: that the layouts are apart becomes a guard, or else the sizes do. Of
-    sizes that come from data nothing is asked: there it holds where one layout is a part of the other, or as far from
-    it as is known.
+    If it does not, it must not for other sizes: that the layouts are disjoint becomes a guard, or else the sizes do.
+    Data-dependent sizes are not asked: there it holds where one layout is a part of the other, and does not hold where
+    the two are disjoint as far as is known.
     """
     target, source = layouts
     symbols = [*target.symbols, *source.symbols]

@@ -38,9 +38,9 @@ aten = torch.ops.aten
 
 
 def compute(context: FunctionalizationContext, op: Any, args: Sequence[Any], kwargs: Kwargs, *, writes: bool) -> Any:
-    """Results, as values, of an op on handles; None where the op on values draws in eager's order, or does not draw.
+    """Results, as values, of an op on handles; None where the op on values draws in eager's order or does not draw.
 
-    ``writes`` tells whether the op stands for one that writes its first argument.
+    ``writes``: whether the op stands for one that writes its first argument.
     """
     if not draws(op, args, kwargs):
         return None
@@ -56,7 +56,7 @@ def compute(context: FunctionalizationContext, op: Any, args: Sequence[Any], kwa
     back = sorted(range(len(order)), key=order.__getitem__)
     if op is aten.normal_functional.default and _is_large_with_gaps(handle, order):
         return _one_after_another(call, handle, order, *args[1:], **kwargs)
-    longer = [dim for dim in order if hint(handle.size(dim)) != 1]  # the others say nothing of the order
+    longer = [dim for dim in order if hint(handle.size(dim)) != 1]  # the others do not matter for the order
     in_order = longer == sorted(longer)
     value = context.value(handle)
     if is_contiguous(value) if in_order else op not in traits.DRAWS_CONTIGUOUSLY and same_strides(value, handle):
@@ -86,7 +86,7 @@ _FAST = 16  # elements from which the kernel of `normal_` takes a way of its own
 
 
 def _is_large_with_gaps(handle: torch.Tensor, order: Sequence[int]) -> bool:
-    """Whether a tensor may have so many elements, and has gaps between them; with one row more it may have none."""
+    """Whether a tensor may have so many elements, and has gaps between them; with one row more it may be without."""
     if handle.device.type != "cpu" or handle.layout is not torch.strided:
         return False
     count = on_handles(torch.Tensor.numel, (handle,), {})

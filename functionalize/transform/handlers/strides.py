@@ -103,7 +103,7 @@ def order_of(context: FunctionalizationContext, handle: torch.Tensor) -> list[in
     """The dimensions in the order in which a kernel goes through a tensor like the handle, outermost first.
 
     Raises:
-        UnsupportedMutationError: only the data tell what that is.
+        UnsupportedMutationError: that is data-dependent.
     """
     layout = Layout.of(handle)
     if layout.contiguous or not is_plain_strided(handle):
@@ -125,7 +125,7 @@ def order_of(context: FunctionalizationContext, handle: torch.Tensor) -> list[in
 
 
 def _is_further_out(handle: torch.Tensor, layout: Layout, outer: int, inner: int) -> bool:
-    """Whether a dimension lies outside of another one, or the two have no order; what only the data tell is asked."""
+    """Whether a dimension is further out than another, or the two have no order; asks where that is data-dependent."""
     size, other_size = layout.size[outer], layout.size[inner]
     stride, other_stride = layout.stride[outer], layout.stride[inner]
     plain = type(stride) is int and type(other_stride) is int
