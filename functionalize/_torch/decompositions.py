@@ -35,7 +35,7 @@ def _core() -> Mapping[Any, Callable[..., Any]]:
 
 
 def decomposition_of(op: Any) -> Callable[..., Any] | None:
-    """A function of an operator's arguments that computes the same by other operators; None where torch has none."""
+    """A function of an operator's arguments that computes the same by other operators; None where torch lacks one."""
     for table in (_core(), decomposition_table):
         if op in table:
             return table[op]
@@ -45,7 +45,7 @@ def decomposition_of(op: Any) -> Callable[..., Any] | None:
 def traced_call(function: Callable[..., Any], leaves: list[Any], gives: Any = None) -> torch.fx.GraphModule:
     """The operators that a function of fake tensors, symbols and plain values runs, as a graph of those leaves.
 
-    ``gives``: what it gives, where that is known. Of symbols alone, that tells the mode that they belong to.
+    ``gives``: what it gives, where that is known. For a call on symbols alone, it shows to which mode they belong.
     """
     mode = detect_fake_mode([leaf for leaf in pytree.tree_leaves((leaves, gives)) if isinstance(leaf, torch.Tensor)])
     with torch.no_grad():

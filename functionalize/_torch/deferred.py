@@ -82,7 +82,7 @@ def new_deferred_mode(metas: Mapping[Any, Callable[..., Any]]) -> DeferredFakeMo
 
 
 def _copied(tensor: FakeTensor, memo: dict[int, Any]) -> Any:
-    """What `copy.deepcopy` makes of a fake tensor: torch looks for its data."""
+    """What `copy.deepcopy` makes of a fake tensor: torch would read its data."""
     mode = tensor.fake_mode
     copied = mode.copied if isinstance(mode, DeferredFakeMode) else None
     return tensor.__deepcopy__(memo) if copied is None else copied(tensor, memo)
@@ -165,7 +165,7 @@ def users_of(storage: torch.UntypedStorage) -> int:
 
 
 def is_sole_user(tensor: torch.Tensor) -> bool:
-    """Whether nobody else has the memory of a tensor."""
+    """Whether only this tensor has its memory."""
     return int(torch._C._storage_Use_Count(storage_key(tensor))) == 1 and not tensor.is_inference()
 
 

@@ -1,6 +1,6 @@
-"""How the CPU's kernels lay out what they compute by elements, where dimensions have one position, or none.
+"""How the CPU's elementwise kernels lay out their results, where dimensions have one position or are empty.
 
-Fake tensors look at dimensions of one position as contiguous ones; torch's iterator over elements takes their strides
+Fake tensors treat dimensions of one position as contiguous ones; torch's iterator over elements takes their strides
 as they are. After ``aten/src/ATen/TensorIterator.cpp``.
 
 Limits: sizes and strides that are integers; kernels that go by that iterator, as elementwise ones do.
@@ -25,7 +25,7 @@ _FAST_ORDERS: Mapping[int, tuple[Sequence[int] | None, ...]] = {0: (None,), 4: (
 
 
 def elementwise_strides(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> Size | None:
-    """The strides that a kernel gives a result; None where those of the fake result are right."""
+    """The strides that a kernel gives a result; None where the fake result has them."""
     if not isinstance(out, FakeTensor) or out.layout is not torch.strided or not _by_elements(op):
         return None
     size = out.size()
@@ -40,7 +40,7 @@ def elementwise_strides(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any],
 def is_laid_out_alike(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> bool:
     """Whether an operator computes by elements, and of these arguments gives a result with the strides of ``out``.
 
-    The arguments may be on the device ``meta``; ``out`` tells where they are.
+    The arguments may be on the device ``meta``; ``out`` has their device.
     """
     if not isinstance(out, torch.Tensor) or not _by_elements(op):
         return False

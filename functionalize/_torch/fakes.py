@@ -50,7 +50,7 @@ _NO_FAKE_IMPL = re.compile(r"There was no fake impl registered for <CustomOpDef\
 
 
 def operator_without_fake(error: BaseException | None) -> str | None:
-    """The operator of which nobody says what it gives on fake tensors, if an error of torch's says that."""
+    """The operator without an implementation for fake tensors that an error of torch's names; None for other errors."""
     if isinstance(error, UnsupportedOperatorException):
         return str(error.func)
     known = _NO_FAKE_IMPL.search(str(error)) if isinstance(error, RuntimeError) else None
@@ -70,8 +70,8 @@ def data_dependent() -> tuple[type[Exception], ...]:
 
 
 def fake_mode_of(leaves: Sequence[Any]) -> FakeTensorMode | None:
-    """The mode that made the fake tensors among some values; None where there are none."""
-    real = _REAL.issuperset(map(type, leaves))  # else torch looks into each
+    """The mode that made the fake tensors among some values; None without fake tensors."""
+    real = _REAL.issuperset(map(type, leaves))  # else torch searches each
     mode: FakeTensorMode | None = detect_fake_mode(None if real else list(leaves))
     return mode
 
@@ -88,7 +88,7 @@ _LOW_PRECISION = frozenset({torch.float16, torch.bfloat16})
 def _is_copied(func: Any, args: Sequence[Any]) -> bool:
     """Whether torch's decomposition of an op would copy an expanded argument, to compute in float32.
 
-    It takes the strides of the result from that copy, where kernels look at those of the other arguments. (Arguments of
+    It takes the strides of the result from that copy, where kernels go by those of the other arguments. (Arguments of
     another dtype than the result's are copied by kernels on the CPU, too.)
     """
     tensors = [arg for arg in args if isinstance(arg, FakeTensor)]
@@ -136,7 +136,7 @@ class MetasFakeMode(FakeTensorMode):
         return self.by_torchs_meta(func, types, args, kwargs or {}) if out is NotImplemented else out
 
     def by_torchs_meta(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """What an op gives by torch's meta kernel, without guards of what chooses between kernels that look alike."""
+        """What an op gives by torch's meta kernel, without guards for a choice between kernels with equal results."""
         chooses = func in traits.CHOOSES_KERNEL_BY_SIZE
         if chooses and any(isinstance(arg, FakeTensor) and is_symbolic(arg) for arg in args):
             from functionalize._torch.kernel_choices import indifferent  # here: loads sympy
@@ -169,7 +169,7 @@ class MetasFakeMode(FakeTensorMode):
 class CaptureFakeMode(MetasFakeMode):
     """Makes the fake tensors of one capture.
 
-    Another thread that meets them meanwhile is told so. They stand in a program's objects then: that thread would get
+    Another thread that meets them meanwhile gets an error. They are in a program's objects then: that thread would get
     fake results, and confuse the state of the mode.
     """
 
@@ -216,7 +216,7 @@ class CaptureFakeMode(MetasFakeMode):
 
     @contextlib.contextmanager
     def _not_constant(self, func: Any, args: Any, kwargs: Any) -> Iterator[None]:
-        """Have an op not compute with the data of constants: with a number that nobody knows torch takes NaN."""
+        """Have an op not compute with the data of constants: torch takes NaN for an unknown number."""
         leaves = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, FakeTensor)]
         known = [(leaf, leaf.constant) for leaf in leaves if leaf.constant is not None]
         for leaf, _ in known:
@@ -311,7 +311,7 @@ def substitutes(tensors: Sequence[torch.Tensor]) -> Callable[[torch.Tensor], tor
         if isinstance(tensor, FakeTensor):
             return tensor
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # the converter looks for gradients where there are none
+            warnings.simplefilter("ignore", UserWarning)  # the converter asks non-leaves for gradients
             fake = mode.from_tensor(tensor, static_shapes=True)
         if tensor.layout is torch.strided and not tensor.is_nested:
             storage, size = fake.untyped_storage(), tensor.untyped_storage().nbytes()
@@ -325,7 +325,7 @@ def substitutes(tensors: Sequence[torch.Tensor]) -> Callable[[torch.Tensor], tor
 
 
 def mark_as(fake: Any, tensor: torch.Tensor) -> None:
-    """Tell a fake tensor what torch says, besides its layout, of the tensor that it stands for."""
+    """Give a fake tensor the properties, besides its layout, of the tensor that it stands for."""
     if type(tensor) is torch.nn.Parameter or isinstance(tensor, torch.nn.Parameter):
         fake._is_param = True
     elif getattr(tensor, "_is_buffer", False):  # of no class of its own
@@ -359,7 +359,7 @@ class FakeFactory:
         return self.around(source.as_strided(size, stride, offset), source.fake_device)
 
     def part(self, source: FakeTensor, size: Sequence[int], stride: Sequence[int], offset: int) -> FakeTensor:
-        """The same, at a fifth of the cost, of a place known to lie in the storage; not for inference tensors."""
+        """The same, at a fifth of the cost, for a place known to be in the storage; not for inference tensors."""
         return self.around(_reinterpret(source, size, stride, offset - source.storage_offset()), source.fake_device)
 
     def at(self, storage: torch.UntypedStorage, tensor: torch.Tensor) -> FakeTensor:
@@ -380,7 +380,7 @@ class FakeFactory:
         return self.fresh(tensor.size(), tensor.stride(), tensor.dtype, device)
 
     def like(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A fake tensor that looks like any tensor."""
+        """A fake tensor like any other tensor."""
         if not isinstance(tensor, FakeTensor):
             found: torch.Tensor = on_handles(self.mode.from_tensor, (tensor,), {})  # of a view it takes a view
             return found

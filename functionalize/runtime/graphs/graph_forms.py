@@ -27,7 +27,7 @@ aten = torch.ops.aten
 
 
 def reinplace(graph: Graph, root: torch.nn.Module, metadata: ProgramMetadata) -> GraphModule | None:
-    """The graph with writes in place where they can be; None where none can. The inputs must share no memory."""
+    """The graph with writes in place where possible; None where it stays as it is. Inputs must not share memory."""
     chains = _chains(graph, metadata)
     if not chains:
         return None
@@ -64,7 +64,7 @@ def _writes_part(op: Any) -> bool:
 
 
 def _reads_last(node: Node, base: Node, order: dict[Node, int]) -> bool:
-    """Whether nothing reads the memory of a scatter's base afterwards, and the scatter as its base alone."""
+    """Whether the scatter is the last to read the memory of its base, and reads it only as its base."""
     shared = _views_of(base)
     arguments = pytree.tree_leaves(([*node.args[1:]], node.kwargs))
     if any(isinstance(arg, Node) and arg in shared for arg in arguments):
