@@ -164,7 +164,7 @@ def exporters(op: Any) -> Callable[..., Any]:
 
 
 def untranslated(program: ExportedProgram, known: Collection[Any], opset: int) -> Iterator[tuple[Node, str]]:
-    """The nodes of a program that the exporter cannot translate, each with the reason; ``known``: those with a translation of ours."""
+    """The nodes that the exporter cannot translate, with reasons; ``known``: operators with a translation of ours."""
     for node in program.graph.nodes:
         if node.op != "call_function" or node.target in known or node.target is operator.getitem:
             continue
