@@ -24,7 +24,7 @@ from functionalize.errors import DataDependentError
 from functionalize.python_state.reconstruct import GraphNumber
 from functionalize.python_state.slots import Slot
 from functionalize.runtime.decisions import Answers, Decision
-from functionalize.runtime.side_effects import LeftInObjects, ScheduleStep, SideEffect
+from functionalize.runtime.outputs.side_effects import LeftInObjects, ScheduleStep, SideEffect
 
 
 def frozen_number(number: Any) -> Any:

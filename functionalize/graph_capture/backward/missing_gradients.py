@@ -19,7 +19,7 @@ from torch.fx.node import map_arg
 
 from functionalize.ops import traits
 from functionalize.python_state.reconstruct import GraphNumber, TensorRef
-from functionalize.python_state.snapshot import VALUES
+from functionalize.python_state.traversal_rules import PLAIN_BASES
 from functionalize.runtime.calls.specialization import Recorded
 
 aten = torch.ops.aten
@@ -89,7 +89,7 @@ def _plain_values(value: Any, outputs: Mapping[Any, int], results: Sequence[Any]
             yield TensorRef, repr(outputs.get(part.number))
         elif isinstance(part, GraphNumber):
             yield GraphNumber, repr(results[part.position])
-        elif isinstance(part, VALUES):
+        elif isinstance(part, PLAIN_BASES):
             yield type(part), repr(part)
         elif id(part) in seen:
             continue

@@ -67,8 +67,8 @@ from functionalize.runtime.metadata import (
     frozen_number,
     looked_up,
 )
+from functionalize.runtime.outputs.side_effects import LeftInObjects
 from functionalize.runtime.random_state import sources
-from functionalize.runtime.side_effects import LeftInObjects
 from functionalize.transform.api import tracing_disabled
 from functionalize.transform.context import FunctionalizationContext
 from functionalize.transform.epilogue import Epilogue, Input, WriteBack
@@ -118,7 +118,7 @@ class GraphFinalizer:
         leaves, spec = self.objects.leaves(returned[0])
         references = list(map(self.objects.reference, leaves))
         known = len(self.handles)
-        recipe = None if self.objects.is_tree(returned[0]) else self.objects.recipe(returned[0], "the result")
+        recipe = None if self.objects.is_tree(returned[0]) else self.objects.reconstruction(returned[0], "the result")
         held = left_at_made(self.inputs, self.objects)
         others = [*range(left), *range(known, len(self.handles))]
         drop_unused(self.inputs, self.tracer.graph, self.context, {id(handle) for handle in self.handles})

@@ -42,7 +42,7 @@ from functionalize.runtime.metadata import (
     OutputAlias,
     ProgramMetadata,
 )
-from functionalize.runtime.side_effects import Walked
+from functionalize.runtime.outputs.side_effects import Walked
 
 aten = torch.ops.aten
 _OF_INPUTS = frozenset({AliasKind.VIEW_OF_INPUT, AliasKind.VIEW_OF_OLD_STORAGE, AliasKind.VIEW_OF_NEW_STORAGE})
