@@ -37,7 +37,6 @@ from functionalize.graph_capture.recording import RecordingSession
 from functionalize.graph_capture.refusals.changed_code import code_put_back
 from functionalize.graph_capture.refusals.iterators import iterators_kept
 from functionalize.graph_capture.refusals.leaks import Traced, take_back
-from functionalize.graph_capture.refusals.merged_steps import MergedSteps
 from functionalize.graph_capture.refusals.schedules import ScheduleSteps
 from functionalize.graph_capture.refusals.started_threads import started_threads_refused
 from functionalize.graph_capture.refusals.streams import streams_refused
@@ -281,18 +280,12 @@ class CaptureSession(RecordingSession):
             self._inputs.state.begin()
         try:
             kept = self._steps.noted(), code_put_back(self._inputs.settings), iterators_kept(*self.states)
-            with kept[0], self._merged_steps(), kept[1], kept[2]:
+            with kept[0], kept[1], kept[2]:
                 return self._func(*self._inputs.args, **self._inputs.kwargs)
         finally:
             self._sizes.returned = True
             if looked_up:
                 have_plain_keys(container for state in self.states for container, _ in state.containers.values())
-
-    def _merged_steps(self) -> contextlib.AbstractContextManager[None]:
-        environment: Any = self.fake_mode.shape_env
-        if not self._inputs.merges_steps or not hasattr(environment, "choosing"):
-            return contextlib.nullcontext()
-        return MergedSteps(self._inputs.state, environment, self.recorder.tracer).merged()
 
     def _check_substitutes(self, cause: Exception | None = None) -> None:
         """Raise where the program asked something of an input to which its fake tensor answers differently."""
