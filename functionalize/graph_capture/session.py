@@ -330,7 +330,7 @@ class CaptureSession(RecordingSession):
             asks_kinds=any(inputs.follower.code.asking[name] for name in ("type", "Parameter", "Buffer")),
             laid_out=laid_out(inputs.inputs, found.graph, self._attributes.unused),
         )
-        ways = inputs.convention, self.modes_left, CallTree.of(inputs.call), self._generators.seed
+        ways = inputs.convention, self.modes_left, CallTree.of(inputs.call)
         code = inputs.follower.code
         original = self._func, code.catches, code.converts
         return Capture(found, Guards(metadata, assumptions), inputs.state, *ways, *original, self._unread.calls)
