@@ -38,7 +38,6 @@ from functionalize.graph_capture.recording import RecordingSession
 from functionalize.graph_capture.refusals.changed_code import code_put_back
 from functionalize.graph_capture.refusals.iterators import iterators_kept
 from functionalize.graph_capture.refusals.leaks import Traced, take_back
-from functionalize.graph_capture.refusals.merged_steps import MergedSteps
 from functionalize.graph_capture.refusals.schedules import ScheduleSteps
 from functionalize.graph_capture.refusals.started_threads import started_threads_refused
 from functionalize.graph_capture.refusals.streams import streams_refused
@@ -276,18 +275,12 @@ class CaptureSession(RecordingSession):
         try:
             inputs = self._inputs
             code, iterators = code_put_back(inputs.settings), iterators_kept(inputs.state, inputs.arguments)
-            with self._steps.noted(), self._merged_steps(), code, iterators:
+            with self._steps.noted(), code, iterators:
                 return self._func(*inputs.args, **inputs.kwargs)
         finally:
             self._sizes.returned = True
             if looked_up:
                 have_plain_keys(container for state in self.states for container, _ in state.walk.containers.values())
-
-    def _merged_steps(self) -> contextlib.AbstractContextManager[None]:
-        environment: Any = self.fake_mode.shape_env
-        if not self._inputs.merges_steps or not hasattr(environment, "choosing"):
-            return contextlib.nullcontext()
-        return MergedSteps(self._inputs.state, environment, self.recorder.tracer).merged()
 
     def _check_substitutes(self, cause: Exception | None = None) -> None:
         """Raise where the program asked something of an input to which its fake tensor answers differently."""
@@ -332,7 +325,7 @@ class CaptureSession(RecordingSession):
             asks_kinds=any(inputs.follower.code.asking[name] for name in ("type", "Parameter", "Buffer")),
             laid_out=laid_out(inputs.inputs, found.graph, self._attributes.unused),
         )
-        ways = inputs.convention, self.modes_left, CallTree.of(inputs.call), self._generators.seed
+        ways = inputs.convention, self.modes_left, CallTree.of(inputs.call)
         code = inputs.follower.code
         original = self._func, code.catches, code.converts
         return Capture(found, Guards(metadata, assumptions), inputs.state, *ways, *original, self._unread.calls)

@@ -74,16 +74,6 @@ def whole_number_of(tracer: Any, condition: Any) -> Any:
     return number
 
 
-def chosen_number(tracer: Any, condition: Any, one: Any, other: Any) -> Any:
-    """One of two numbers, which the data choose; a float, unless both are whole."""
-    if all(isinstance(number, (int, torch.SymInt)) for number in (one, other)):
-        return other + whole_number_of(tracer, condition) * (
-            one - other
-        )  # torch chooses among whole numbers of one class
-    floats = torch.sym_float(one), torch.sym_float(other)
-    return _opaque(tracer, torch.sym_ite, (condition, *floats), "create_unbacked_symfloat")
-
-
 def _opaque(tracer: Any, func: Any, args: Any, create: str) -> Any:
     environment = next(arg.node.shape_env for arg in args if isinstance(arg, SYMBOLS))
     with environment.ignore_fresh_unbacked_symbols():  # no op gives it

@@ -20,7 +20,7 @@ from functionalize._torch import OFFSET, SYMBOLS, pytree
 from functionalize.aliasing.geometry import Layout
 from functionalize.aliasing.strided_layout import tensor_at
 from functionalize.call_stack import decisive_line
-from functionalize.errors import UnsupportedProgramError
+from functionalize.errors import UnsupportedExportError, UnsupportedProgramError
 from functionalize.python_state.walk import StateWalk
 from functionalize.runtime.arguments import CallArguments
 from functionalize.runtime.call_tree import ArgumentRef, ObjectLeaf
@@ -169,13 +169,26 @@ def as_called_now(program: CapturedProgram) -> CapturedProgram:
     return program.as_called_now(call.args, call.kwargs)
 
 
-@no_memory_beyond()
-def with_steps_followed(program: CapturedProgram) -> CapturedProgram:
-    """A program with the steps of its schedulers as a part of its graph: what is exported has no schedulers."""
-    if not any(isinstance(one, LRScheduler) for one in program.current.capture.state.seen):
-        return program
-    call = ExampleCall(program.current)
-    return program.captured_again(call.args, call.kwargs, merges_steps=True)
+def refuse_schedules(program: CapturedProgram, to: str) -> None:
+    """Raise where a program steps a scheduler of learning rates, which no export can.
+
+    Raises:
+        UnsupportedExportError: it does; ``to`` is the backend.
+    """
+    specialization = program.current
+    state, metadata = specialization.capture.state, specialization.metadata
+    containers = list(state.containers.values())
+    changed = {id(containers[effect.container][0]) for effect in metadata.side_effects if effect.state == 0}
+    schedulers = (item for item in state.seen if isinstance(item, LRScheduler))
+    if metadata.steps or any(id(vars(scheduler)) in changed for scheduler in schedulers):
+        cause = UnsupportedExportError.cause(
+            "the program steps a scheduler of learning rates",
+            why="a scheduler computes with Python numbers, and an exported program has only tensors",
+            hint="call scheduler.step() outside the captured program; in an optimizer made with lr=torch.tensor(0.1) "
+            "the rate is state of the exported program, to which you can write the new rate",
+            at=next((step.line for step in metadata.steps), None),
+        )
+        raise UnsupportedExportError(to, [cause])
 
 
 @no_memory_beyond()
