@@ -38,16 +38,14 @@ from functionalize.graph_capture.refusals.iterators import iterators_kept
 from functionalize.graph_capture.refusals.leaks import Traced, take_back
 from functionalize.graph_capture.refusals.merged_steps import MergedSteps
 from functionalize.graph_capture.refusals.schedules import ScheduleSteps
-from functionalize.graph_capture.refusals.started_threads import started_threads_refused
-from functionalize.graph_capture.refusals.streams import streams_refused
 from functionalize.graph_capture.refusals.torch_errors import UNANSWERABLE, unanswerable
 from functionalize.graph_capture.request import CaptureRequest
 from functionalize.graph_capture.trace.data_oracle import Decider
 from functionalize.graph_capture.trace.example_data import ExampleData, NoDataError
-from functionalize.graph_capture.trace.numbers.symbol_values import have_plain_keys, values_of_symbols
-from functionalize.graph_capture.trace.numbers.symbolic_math import math_of_symbols
+from functionalize.graph_capture.trace.numbers.number_methods import have_plain_keys
 from functionalize.graph_capture.trace.numbers.texts import Texts
-from functionalize.graph_capture.trace.patched_type_checks import classes_of_stand_ins
+from functionalize.graph_capture.trace.patched_type_checks import TypeChecks
+from functionalize.graph_capture.trace.patches import RunPatches, symbols_expected
 from functionalize.graph_capture.trace.provenance import Provenance
 from functionalize.graph_capture.trace.random.random_sources import RandomSources, TorchGenerators
 from functionalize.graph_capture.trace.random.unread_draws import UnreadDraws
@@ -75,6 +73,7 @@ class CaptureSession(RecordingSession):
         self._program, self._inputs = request.program, _inputs_of(request, hooked, suppose_gradients)
         inputs = self._inputs
         self._modes = modes_now()
+        self._unread = UnreadDraws()
         self._asked = Questions()  # what the program has asked tensors
         self._constants = dict[int, tuple[torch.Tensor, int]]()  # tensors of no state that it wrote, their versions
         dims = {} if request.sizes.spec is None else dims_of(inputs, request.sizes.spec)
@@ -168,11 +167,11 @@ class CaptureSession(RecordingSession):
     def run(self) -> Recorded:
         """Record the program, and put the sources of random numbers back."""
         sources, changed = RandomSources(self._held), list[Exception]()
-        self._unread = unread = UnreadDraws()
+        unread = self._unread
         CAPTURES.running += 1
         try:
             watched = self._generators.watched(self._root, self.regions)
-            with outside_of_the_caller(), watched, started_threads_refused(), streams_refused(), unread.watched():
+            with outside_of_the_caller(), watched:
                 found = self._recorded()
         except Exception as error:
             self._check_substitutes(error)  # it may have gone another way than in eager
@@ -238,19 +237,22 @@ class CaptureSession(RecordingSession):
         effects = SideEffectRecorder(self.states, inputs.follower.is_log, inputs.walk_again)
         texts = Texts(inputs.follower.is_log, lambda: inputs.follower.code.catches)
         self._attributes = TensorAttributes(inputs.inputs)
-        classes = classes_of_stand_ins(
-            environment,
-            code.asking,
-            self._attributes.identity,
-            code.converting.values(),
-            at_once=bool(self._sizes),
+        types = TypeChecks(code.asking, self._attributes.identity, code.converting.values())
+        run_patches = RunPatches(
+            tracer=self.recorder.tracer,
+            environment=environment,
+            attributes=self._attributes,
+            texts=texts,
+            types=types,
+            draws=self._unread,
+            looked_up=list[Any](),
         )
         with (
             self.active(),
-            math_of_symbols(self.recorder.tracer),
-            values_of_symbols(environment, texts) as looked_up,
-            classes,
-            self._attributes.answered(),
+            run_patches.patches() as patches,
+            symbols_expected(environment, patches.install_later, at_once=bool(self._sizes)),
+            types.used(),
+            self._attributes.running(),
             HooksLeft(self.states) as hooks,
             texts.kept(),
         ):
@@ -258,7 +260,7 @@ class CaptureSession(RecordingSession):
             self._sizes.name(environment)
             with self.recorder, self._sizes.lines_noted(environment, self._provenance.now):
                 left = functools.partial(self._left, effects, hooks, texts)
-                run = functools.partial(self._run_program, looked_up)
+                run = functools.partial(self._run_program, run_patches.looked_up)
                 return self.record(run, inputs.inputs, left, self._provenance.here, self._follow)
 
     def _label(self, tensor: int) -> str:
