@@ -70,11 +70,14 @@ def floors(graph: dict[str, set[str]]) -> list[str]:
     @cache
     def longest(name: str) -> tuple[str, ...]:
         active.add(name)
-        below = max((longest(other) for other in sorted(graph[name] - active)), key=len, default=())
+        paths = [longest(other) for other in sorted(graph[name] - active)]
+        below = max(paths, key=len) if paths else ()
         active.discard(name)
         return (*below, name)
 
-    return list(max((longest(name) for name in sorted(graph)), key=len))
+    paths = [longest(name) for name in sorted(graph)]
+    path = max(paths, key=len)
+    return list(path)
 
 
 def replaced(module: Module) -> Iterator[str]:
@@ -133,9 +136,9 @@ def main(arguments: list[str]) -> int:
         print(f"floors of {what}: {len(path)}: {' < '.join(part.removeprefix(PACKAGE + '.') for part in path)}")
     owners = {module.path: Counter(replaced(module)) for module in modules.values()}
     print(f"modules that replace attributes of what they import: {sum(map(bool, owners.values()))}")
-    for path, counts in owners.items():
+    for file, counts in owners.items():
         if counts:
-            print(f"    {path!s:<44} {', '.join(counts)}")
+            print(f"    {file!s:<44} {', '.join(counts)}")
     return 0
 
 
