@@ -17,6 +17,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from functionalize._torch import OFFSET, SYMBOLS, pytree
+from functionalize.aliasing.geometry import Layout
 from functionalize.aliasing.strided_layout import tensor_at
 from functionalize.call_stack import decisive_line
 from functionalize.errors import UnsupportedExportError, UnsupportedProgramError
@@ -99,13 +100,14 @@ class ExampleCall:
     def _alone(self, number: int, like: int) -> torch.Tensor:
         """A tensor that shares no memory; ``like``: an input of its kind, which the graph takes."""
         look = self._looks[like]
-        dtype, size, stride, offset = look.dtype, look.size(), look.stride(), 0
+        layout = Layout(tuple(look.size()), tuple(look.stride()), 0, look.dtype)
         if number not in self._looks and number in self.program.metadata.layouts_before:
             layout = self.program.metadata.layouts_before[number]
-            dtype, size, stride, offset = layout.dtype, layout.size, layout.stride, layout.offset
-        offset = self.program.guards.asked.get((number, OFFSET), offset)
-        where = [list(map(concrete, size)), list(map(concrete, stride)), concrete(offset)]
-        return self._like(number, tensor_at(self._storage(dtype, look.device, _elements(where)), where, dtype))  # type: ignore[arg-type]
+        offset = self.program.guards.asked.get((number, OFFSET), layout.offset)
+        size, stride = tuple(map(concrete, layout.size)), tuple(map(concrete, layout.stride))
+        layout = Layout(size, stride, concrete(offset), layout.dtype)
+        storage = self._storage(layout.dtype, look.device, layout.span[1] // layout.dtype.itemsize)
+        return self._like(number, tensor_at(storage, layout))
 
     def _like(self, number: int, made: torch.Tensor) -> torch.Tensor:
         label = self.program.metadata.inputs[number].label
@@ -128,7 +130,7 @@ class ExampleCall:
         same: dict[Any, torch.Tensor] = {}
         for n in members:
             layout = layouts[n]
-            made = tensor_at(storage, (layout.size, layout.stride, layout.offset), layout.dtype)
+            made = tensor_at(storage, layout)
             self._made[n] = same.setdefault(layout.key, self._like(n, made))
 
     def _storage(self, dtype: torch.dtype, device: torch.device, elements: int) -> torch.UntypedStorage:
@@ -136,12 +138,6 @@ class ExampleCall:
         if dtype.is_floating_point and dtype.itemsize > 1:
             made.copy_(torch.randn(elements, generator=self._generator))
         return made.untyped_storage()
-
-
-def _elements(where: Sequence[Any]) -> int:
-    """How many elements a layout reaches over."""
-    size, stride, offset = where
-    return 0 if 0 in size else offset + 1 + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
 
 
 @contextlib.contextmanager

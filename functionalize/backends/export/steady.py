@@ -40,8 +40,8 @@ from functionalize.runtime.calls.program import CapturedProgram
 from functionalize.runtime.calls.specialization import Specialization
 from functionalize.runtime.capturing import CAPTURING
 from functionalize.runtime.metadata import AliasKind, GraphInput, ProgramMetadata
+from functionalize.runtime.outputs.side_effects import SideEffect
 from functionalize.runtime.random_state import is_random
-from functionalize.runtime.side_effects import SideEffect
 from functionalize.uninterrupted import uninterrupted
 
 

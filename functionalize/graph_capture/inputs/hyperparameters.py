@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from functionalize.errors import UnsupportedProgramError
-from functionalize.python_state.assignments import assigned
+from functionalize.python_state.code_names import assigned
 from functionalize.python_state.containers import SetItems, Variable, entry, place_of, unchanged, write
 from functionalize.python_state.slots import NUMBERS, NumberSlot, Slot, is_number
 from functionalize.python_state.traversal_rules import key_behind

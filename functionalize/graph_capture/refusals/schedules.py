@@ -23,10 +23,11 @@ from torch.optim import lr_scheduler as schedulers
 
 from functionalize._torch.symbols.tracing import SYMBOLS
 from functionalize.call_stack import Location, user_location
+from functionalize.graph_capture.inputs.watched_state import WatchedState
 from functionalize.python_state.containers import copy_of, unchanged, write
 from functionalize.python_state.walk import StateWalk
 from functionalize.runtime.guards.python_guards import Settings, is_whole
-from functionalize.runtime.side_effects import ScheduleStep
+from functionalize.runtime.outputs.side_effects import ScheduleStep
 
 _CLASSES = [value for value in vars(schedulers).values() if inspect.isclass(value)]
 KINDS: frozenset[Any] = frozenset(kind for kind in _CLASSES if issubclass(kind, schedulers.LRScheduler))
@@ -101,8 +102,8 @@ class Schedules:
 class ScheduleSteps:
     """The steps of one run of a program."""
 
-    def __init__(self, state: StateWalk, schedules: Schedules) -> None:
-        self._state, self._schedules = state, schedules
+    def __init__(self, watched: WatchedState, schedules: Schedules) -> None:
+        self._watched, self._state, self._schedules = watched, watched.walk, schedules
         self._thread = threading.get_ident()
         self._steps: list[_Step] = []
         self._places: list[tuple[Any, Any, Any]] = []  # containers and keys, what is to be there again
@@ -166,7 +167,7 @@ class ScheduleSteps:
 
     def _hide(self, containers: Sequence[Any]) -> None:
         """Have nobody read the numbers in some containers from now on."""
-        begun = dict(zip(self._state.containers, self._state.begun, strict=True))
+        begun = dict(zip(self._state.containers, self._watched.begun, strict=True))
         for container in containers:
             for key, value in list(container.items()) if isinstance(container, dict) else ():
                 if type(value) is not _Unread and _is_plain(value):
