@@ -28,8 +28,8 @@ from functionalize.backends.export.example_call import (
     as_called_now,
     concrete,
     no_memory_beyond,
+    refuse_schedules,
     with_arguments_apart,
-    with_steps_followed,
 )
 from functionalize.backends.export.returned import Returned, returned
 from functionalize.errors import UnsupportedProgramError
@@ -63,9 +63,10 @@ class Exportable:
 
 
 @no_memory_beyond()
-def exportable(program: CapturedProgram) -> Exportable:
-    """What is to be exported of a program."""
-    program = with_steps_followed(as_called_now(program))
+def exportable(program: CapturedProgram, to: str) -> Exportable:
+    """What is to be exported of a program; ``to``: what messages call the backend."""
+    program = as_called_now(program)
+    refuse_schedules(program, to)
     program = with_arguments_apart(program, program.current)
     call = ExampleCall(program.current)
     effects = EffectReader(call)

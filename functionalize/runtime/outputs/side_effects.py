@@ -117,6 +117,7 @@ class ScheduleStep:
     number: int  # the scheduler's on the walk over the program's state
     args: tuple[Any, ...]  # how they are made
     kwargs: Mapping[str, Any]
+    line: str  # where the program steps it
 
     def apply(self, states: Sequence[Walked], maker: Maker) -> None:
         """Step a call's own scheduler."""
