@@ -844,9 +844,7 @@ def test_data_of_a_view_that_are_written_are_refused(run: Callable[[Tensor], Ten
     leaf = torch.arange(6.0, requires_grad=True)
     assert torch.autograd.grad(run((leaf * 1)[2:4]).sum(), leaf)[0].count_nonzero() == 2
     for view in ((leaf * 1)[2:4], (leaf * 1)[:2], leaf.as_strided((2, 1), (1, 1), 3)):
-        with pytest.raises(
-            UnsupportedProgramError, match=r"the data of `x` by `\.data =`(?s:.*)test_gradients"
-        ):
+        with pytest.raises(UnsupportedProgramError, match=r"the data of `x` by `\.data =`(?s:.*)test_gradients"):
             capture(run, (view,))
         captured = capture(lambda x: run(x.clone()), (view,))  # as the error says
         wanted = torch.autograd.grad(run(view.clone()).sum(), leaf, retain_graph=True)[0]
