@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from functionalize._torch.symbols.tracing import answers_of_export
-from functionalize.errors import UnsupportedProgramError, check_choice, check_remove
+from functionalize.errors import OverlappingInputsError, UnsupportedProgramError, check_choice, check_remove
 from functionalize.graph_capture.backward.missing_gradients import serves_without_gradients
 from functionalize.graph_capture.inputs.dynamic_shapes import DynamicShapes, with_dims
 from functionalize.graph_capture.inputs.hyperparameters import ChangingNumbers
@@ -46,6 +46,7 @@ def capture(
     partition_fn: PartitionFn | None = None,
     on_data: str = "decide",
     is_exporting: bool = False,
+    gradients: str = "when_needed",
 ) -> CapturedProgram:
     """Record what a module or a function computes as a program without mutation.
 
@@ -77,6 +78,10 @@ def capture(
             further variant; ``"raise"`` refuses such a program.
         is_exporting: what ``torch.compiler.is_compiling()`` and ``is_exporting()`` answer while a capture runs.
             Libraries ask, to go a way without Python's caches and without decisions; eager gets ``False``.
+        gradients: when the backward is captured. With ``"when_needed"`` the first call whose results require
+            gradients runs the program on fake tensors once more, before it changes anything, and captures forward and
+            backward together; exports need no backward. ``"now"`` captures it at once, and raises at once if the
+            program has no gradients that a captured program can give.
 
     Returns:
         The program: called as the original is, it does what the original does.
@@ -88,6 +93,7 @@ def capture(
         UnsupportedMutationError: the program writes what no functional program can express.
         UnsupportedProgramError: it has tensors or modules that no captured program can have.
         DataDependentError: it branches on tensor values, and the example inputs are fake or ``on_data="raise"``.
+        RuntimeError: with ``gradients="now"``, the backward cannot be captured; the message says why.
 
     Example:
         >>> import torch
@@ -104,9 +110,14 @@ def capture(
         >>> program = capture(bump, (torch.zeros(3),), dynamic_shapes={"x": {0: "length"}})
         >>> program(torch.zeros(5))
         tensor(1.)
+        >>> x = torch.ones(3, requires_grad=True)
+        >>> program = capture(lambda x: (x * x).sum(), (x,), gradients="now")
+        >>> program(x).backward()
+        >>> x.grad
+        tensor([2., 2., 2.])
     """
     check_remove(remove)
-    _check_options(args, on_guard_failure, on_data, cache_size)
+    _check_options(args, on_guard_failure, on_data, cache_size, gradients)
     dynamic_shapes = with_dims(dynamic_shapes)
     if isinstance(fn, CapturedProgram):
         fn = fn.original
@@ -127,11 +138,15 @@ def capture(
             numbers=numbers if on_data == "decide" else None,
         )
         exporting = answers_of_export() if is_exporting else contextlib.nullcontext()
-        with CAPTURING, exporting, numbers.merging(how.get("merges_steps", False)):
+        with CAPTURING, exporting:
             return _captured(request)
 
+    first = recapture(args, dict(kwargs or {}), order=1 if gradients == "now" else 0, strict=True)
+    reason = first.recorded.joint
+    if gradients == "now" and isinstance(reason, Exception) and not isinstance(reason, OverlappingInputsError):
+        raise reason
     return CapturedProgram(
-        recapture(args, dict(kwargs or {}), strict=True),
+        first,
         remove=remove,
         recapture=recapture,
         partition_fn=partition_fn,
@@ -142,7 +157,8 @@ def capture(
     )
 
 
-def _check_options(args: Any, on_guard_failure: str, on_data: str, cache_size: int) -> None:
+def _check_options(args: Any, on_guard_failure: str, on_data: str, cache_size: int, gradients: str) -> None:
+    check_choice("gradients", gradients, ("when_needed", "now"))
     check_choice("on_guard_failure", on_guard_failure, ("raise", "recapture"))
     check_choice("on_data", on_data, ("decide", "raise"))
     if not isinstance(args, (tuple, list)):

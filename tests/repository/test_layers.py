@@ -20,13 +20,13 @@ ROOT = Path(__file__).parents[2]
 
 # Folders and modules of `functionalize`, lowest first: each imports from lower layers, and without cycles from its own.
 LAYERS = {
-    "_torch": 0,
+    "ops": 0,
     "call_stack": 0,
     "errors": 0,
     "patches": 0,
     "reachability": 0,
     "uninterrupted": 0,
-    "ops": 1,
+    "_torch": 1,
     "aliasing": 2,
     "python_state": 2,
     "tracing": 3,
@@ -53,6 +53,8 @@ BANS: dict[str, dict[str, str]] = {
 }
 # Who may import packages that are not dependencies of the distribution. Everything else is core.
 OPTIONAL_DOORS = ("functionalize.backends", "functionalize.cli")
+# Which views have a rule of which kind, beside the rules.
+RULES_OF_VIEWS = ("UNSUPPORTED_VIEWS", "BY_LAYOUT", "MULTI_OUTPUT_VIEWS")
 MODULE_LINES = 600
 FUNCTION_LINES = 60
 CLASS_FIELDS = 15
@@ -315,6 +317,29 @@ def fields(source: Source) -> Iterator[str]:
             yield source.at(node, f"{node.name} has {len(found)} fields, over {CLASS_FIELDS}: is there a seam?")
 
 
+def operator_tables(source: Source) -> Iterator[str]:
+    """Sets of operators, and operators by operators: such facts stand in `ops`. Rules by operator may be anywhere."""
+    key = layer_key(source.name)
+    if key == "ops" or source.name.startswith(OPTIONAL_DOORS):
+        return
+    for node in source.tree.body:
+        if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
+            continue
+        name = ast.unparse(node.targets[0] if isinstance(node, ast.Assign) else node.target)
+        if name not in RULES_OF_VIEWS and is_table(node.value):
+            yield source.at(node, f"{name} is a table of facts about operators, which stand in `ops`")
+
+
+def is_table(value: ast.AST) -> bool:
+    """Whether a value has several operators, and nothing that says what to do about them."""
+    if isinstance(value, ast.Dict):
+        return len(value.keys) > 1 and all(is_operator(dotted(entry) or ()) for entry in value.values)
+    collections = [node for node in ast.walk(value) if isinstance(node, ast.Set | ast.Tuple | ast.List)]
+    return any(sum(is_operator(dotted(entry) or ()) for entry in node.elts) > 1 for node in collections) and not any(
+        isinstance(node, ast.Dict | ast.Lambda) for node in ast.walk(value)
+    )
+
+
 def unexplained(source: Source) -> Iterator[str]:
     """Every module opens with what it is for."""
     if source.tree.body and not ast.get_docstring(source.tree):
@@ -331,6 +356,7 @@ RULES: list[tuple[Rule, list[Source]]] = [
     (private_objects, TRANSFORM + CODEGEN),
     (sizes, TRANSFORM + CODEGEN),
     (fields, TRANSFORM),  # codegen's `Override` has a field for each key of exceptions.yaml
+    (operator_tables, TRANSFORM),
     (unexplained, TRANSFORM + CODEGEN),
 ]
 
@@ -412,6 +438,8 @@ def test_the_map_prints_a_job_for_each_module_lower_layers_first(capsys: pytest.
         (fields, "functionalize.transform.mode", "class A:\n" + "".join(f"  f{i}: int\n" for i in range(16)), "16"),
         (sizes, "functionalize.transform.mode", "x = 1\n" * 601, "601 lines"),
         (sizes, "functionalize.transform.mode", "def f():\n" + "    x = 1\n" * 60, "f has 61 lines"),
+        (operator_tables, "functionalize.transform.mode", "X = frozenset({aten.t.default, aten.mm.default})", "X is a"),
+        (operator_tables, "functionalize.transform.mode", "X = {aten.t: aten.mm.out, aten.dot: aten.t.out}", "X is a"),
         (unexplained, "functionalize.transform.mode", "x = 1", "no docstring"),
     ],
 )

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from functionalize.transform.handlers.strides import NOT_ASKED, TRUSTING
+from functionalize.ops.traits import TRUSTS_LAST_STRIDE, TRUSTS_STRIDES
 from tests.support.ledger import Ledger
 from tests.sweeps.opinfo import ranges
 from tests.sweeps.opinfo.cases import CI, Case, op_names
@@ -49,14 +49,14 @@ def test_sweep_equals_eager(runner: Runner, shard: int) -> None:
 def test_operators_that_trust_strides_are_listed(name: str) -> None:
     found = trusting([name])
     assert found
-    assert found <= TRUSTING | NOT_ASKED
+    assert found <= TRUSTS_STRIDES | TRUSTS_LAST_STRIDE
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_all_operators_that_trust_strides_are_listed(shard: int) -> None:
     found = trusting(op_names()[shard::SHARDS])
-    assert found <= TRUSTING | NOT_ASKED, found - TRUSTING - NOT_ASKED
+    assert found <= TRUSTS_STRIDES | TRUSTS_LAST_STRIDE, found - TRUSTS_STRIDES - TRUSTS_LAST_STRIDE
 
 
 @pytest.mark.slow(seconds=5)

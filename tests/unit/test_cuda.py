@@ -264,7 +264,8 @@ REFUSED = {
     "seeds": "sets the state of a torch generator",
     "LSTM, dropout": "with dropout between",
     "checkpointed, reentrant": "use_reentrant",
-    "draws that are set back in part": "restores the state of some generators",
+    "draws that are set back": "sets the state of a torch generator",
+    "draws that are set back in part": "sets the state of a torch generator",
 }
 
 

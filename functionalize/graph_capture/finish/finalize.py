@@ -49,7 +49,7 @@ from functionalize.graph_capture.trace.example_data import refuse_acting
 from functionalize.ops import tables
 from functionalize.python_state.reconstruct import GraphNumber, TensorRef
 from functionalize.reachability import nodes_behind
-from functionalize.runtime.autograd.joint import JointGraph
+from functionalize.runtime.autograd.joint import Backward, JointGraph
 from functionalize.runtime.calls.decided_call import decided_ahead
 from functionalize.runtime.calls.specialization import Recorded
 from functionalize.runtime.decisions import Decision
@@ -67,8 +67,8 @@ from functionalize.runtime.metadata import (
     frozen_number,
     looked_up,
 )
+from functionalize.runtime.outputs.side_effects import LeftInObjects
 from functionalize.runtime.random_state import sources
-from functionalize.runtime.side_effects import LeftInObjects
 from functionalize.transform.api import tracing_disabled
 from functionalize.transform.context import FunctionalizationContext
 from functionalize.transform.epilogue import Epilogue, Input, WriteBack
@@ -118,7 +118,7 @@ class GraphFinalizer:
         leaves, spec = self.objects.leaves(returned[0])
         references = list(map(self.objects.reference, leaves))
         known = len(self.handles)
-        recipe = None if self.objects.is_tree(returned[0]) else self.objects.recipe(returned[0], "the result")
+        recipe = None if self.objects.is_tree(returned[0]) else self.objects.reconstruction(returned[0], "the result")
         held = left_at_made(self.inputs, self.objects)
         others = [*range(left), *range(known, len(self.handles))]
         drop_unused(self.inputs, self.tracer.graph, self.context, {id(handle) for handle in self.handles})
@@ -172,19 +172,21 @@ class GraphFinalizer:
         mutations: Sequence[InputMutation],
         results: Sequence[Any],
         decisions: DecisionsOfGraph,
-    ) -> EndJoint | Exception | None:
+    ) -> EndJoint | Exception | Backward | None:
         """The joint graph; None where autograd knows nothing that the caller gets."""
         joint.find_new_leaves(self.inputs)
         wanted = joint.wanted(self.inputs, analysis, aliases, self.handles, mutations, results)
         if not wanted.targets or not any(entry.edge is not None for entry in self.inputs):
-            untold = self.context.notes.untold(entry.fake for entry in self.inputs)
-            if untold is not None:
-                raise untold  # what the caller gets has gradients all the same, as the inputs that it shows
+            hidden = self.context.notes.hidden_from_autograd(entry.fake for entry in self.inputs)
+            if hidden is not None:
+                raise hidden  # what the caller gets has gradients all the same, as the inputs that it shows
             return None
         self.context.notes.reshapes.lost_views.note_use(self.handles)
         refused = refused_write(self.context, self.inputs, begun, mutations)
         if refused is not None:
             return refused
+        if joint.order == 0:
+            return Backward.UNTRACED if joint.refusal is None else joint.refusal
         with tracing_disabled():
             bases = [self._node(self.context.value(analysis.base_handles[number])) for number in wanted.bases]
         return joint.trace(self.inputs, wanted, self.outputs.nodes, bases, decisions)
@@ -203,7 +205,7 @@ class GraphFinalizer:
         """Have the nodes of all that is an output: the last inputs are lifted now, and keep their numbers."""
         storages = {entry.storage for entry in entries}  # which write-backs may write before an output is made
         for back in backs:
-            for value, _ in back.parts:
+            for value in [part.data for part in back.parts]:
                 self._node(value)
             if back.data is not None:
                 self._values[id(back.input.handle)] = self._node(back.data)
@@ -232,7 +234,7 @@ class GraphFinalizer:
 
     def _write_back(self, back: WriteBack, layouts: InputLayouts, seen: set[int]) -> InputMutation:
         handle, layout = back.input.handle, None
-        nodes = [(self._node(value), path) for value, path in back.parts]
+        nodes = [(self._node(part.data), part.path) for part in back.parts]
         if back.data is not None:
             nodes.append((self._values[id(handle)], ()))
         number = self._numbers.get(id(handle))
@@ -386,7 +388,7 @@ class GraphFinalizer:
         acts = any(tables.acts(node.target) or tables.communicates(node.target) for node in graph.nodes)
         return GraphTraits(len(shown), keeps_workspaces(graph), decisions, draws, numbers, sparse, own, ours, acts)
 
-    def _recorded(self, metadata: ProgramMetadata, joint: JointGraph | Exception | None) -> Recorded:
+    def _recorded(self, metadata: ProgramMetadata, joint: JointGraph | Exception | Backward | None) -> Recorded:
         self.context.notes.note_given(self.handles)
         groups: dict[int, list[str]] = {}
         for entry in self.inputs:

@@ -16,8 +16,9 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 from functionalize._torch import OpOverload, pytree
-from functionalize._torch.autograd import default_partition_fn, partitioning
+from functionalize._torch.autograd import default_partition_fn, module_without_code, partitioning
 from functionalize.ops import tables
+from functionalize.ops.variants import view_of
 from functionalize.reachability import nodes_behind
 from functionalize.runtime.autograd.joint import ForwardCall, JointGraph
 from functionalize.runtime.random_state import is_random
@@ -53,6 +54,7 @@ def partition(joint: JointGraph, partition_fn: PartitionFn | None, compile_fn: C
     order = {node: position for position, node in reversed(list(enumerate(results))) if isinstance(node, Node)}
     computed = [node for node in ends if node is not None]
     rebuilt = _rebuilt(forward, names, results, copies)
+    views = _views(rebuilt, own)  # before it is compiled, which uses it up
     return ForwardCall(
         joint,
         compile_fn(rebuilt),
@@ -61,7 +63,7 @@ def partition(joint: JointGraph, partition_fn: PartitionFn | None, compile_fn: C
         [None if n is None or gradients[n] is None else computed.index(gradients[n]) for n in joint.gradients],
         [None if node is None else computed.index(node) for node in written],
         [n for n, node in enumerate(outputs[:own]) if node in order and (node.op == "placeholder" or order[node] < n)],
-        _views(rebuilt, own),
+        views,
         strides,
     )
 
@@ -250,7 +252,7 @@ def _rebuilt(
         node.target = copies.get(node.target, node.target)
     graph.output(map_arg(tuple(outputs), made.__getitem__))
     graph.eliminate_dead_code(Node.is_impure)
-    return GraphModule(module, graph)
+    return module_without_code(module, graph)
 
 
 def _views_for_copies(graph: Graph) -> dict[Any, Any]:
@@ -261,18 +263,8 @@ def _views_for_copies(graph: Graph) -> dict[Any, Any]:
     twins: dict[Any, Any] = {}
     views = {node.target for node in graph.nodes}
     for node in graph.nodes:
-        view = _view_of(node.target) if node.op == "call_function" else None
+        view = view_of(node.target) if node.op == "call_function" else None
         if view is not None and view not in views:
             twins[view] = node.target
             node.target = view
     return twins
-
-
-def _view_of(op: Any) -> Any:
-    """The view op whose copying twin an op is, if it is one."""
-    base, _, overload = op.name().partition(".") if isinstance(op, OpOverload) else ("", "", "")
-    if not base.endswith("_copy"):
-        return None
-    view = f"{base.removesuffix('_copy')}{'.' if overload else ''}{overload}"
-    known = view in tables.known_ops() and tables.row(tables.overload(view)).copy == op.name()
-    return tables.overload(view) if known else None

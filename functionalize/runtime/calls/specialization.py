@@ -24,7 +24,7 @@ from functionalize.call_stack import Location
 from functionalize.errors import DataDependentError, InputMismatchError, OverlappingInputsError, in_words
 from functionalize.python_state.walk import StateWalk
 from functionalize.runtime.arguments import CallArguments, CallingConvention
-from functionalize.runtime.autograd.joint import Derivative, ForwardCall, JointGraph, Orders
+from functionalize.runtime.autograd.joint import Backward, Derivative, ForwardCall, JointGraph, Orders
 from functionalize.runtime.autograd.partition import PartitionFn, partition
 from functionalize.runtime.call_tree import CallTree
 from functionalize.runtime.calls.computation import (
@@ -39,14 +39,14 @@ from functionalize.runtime.calls.execution import finish
 from functionalize.runtime.calls.fast_call import Plain, PlainCall
 from functionalize.runtime.capturing import CAPTURING
 from functionalize.runtime.decisions import Answers, Decision, Diverged, agree
-from functionalize.runtime.graphs.graph_forms import executable, reinplace
+from functionalize.runtime.graphs.graph_forms import executable, made_executable, reinplace
 from functionalize.runtime.guards.compiled import FastGuards, Passes, fast_guards
 from functionalize.runtime.guards.guards import Guards
 from functionalize.runtime.guards.modes import set_modes
 from functionalize.runtime.guards.replaced_objects import ReplacedObjects
 from functionalize.runtime.guards.sizes import Sizes, no_sizes
 from functionalize.runtime.metadata import ProgramMetadata
-from functionalize.runtime.random_state import RandomState, Seed, sources
+from functionalize.runtime.random_state import RandomState, sources
 
 _NUMBERS = itertools.count()  # of specializations, as they are made
 # Captures a program for arguments, for so many derivatives, and, if given, the way of some answers to its decisions.
@@ -73,7 +73,7 @@ class Recorded:
     graph: Graph
     root: torch.nn.Module  # what the graph's attributes are found on
     metadata: ProgramMetadata
-    joint: JointGraph | Exception | None  # the backward; why there is none; None where no result requires grad
+    joint: JointGraph | Exception | Backward | None  # or why there is none; None where no result requires grad
     signature: Callable[[], ExportGraphSignature]
     historian: Historian
     written: Sequence[tuple[OutputKind, str, Any]]  # inputs and state, each with its base in the history
@@ -93,17 +93,10 @@ class Capture:
     convention: CallingConvention
     modes_left: Mapping[str, Any]  # modes that the program leaves changed
     tree: CallTree  # of the arguments
-    seed: Seed | None  # what the program sets torch's generators to
     original: Callable[..., Any]  # the program itself
     catches: bool  # whether code of its own catches errors
     converts: bool  # whether `float` and `int` of data-dependent numbers decided nothing
     unread: Sequence[Callable[[], Any]]  # draw numbers of Python's or NumPy's generators that nobody looks at
-
-    @property
-    def set_in_torch(self) -> dict[str, Any]:
-        """What the program sets in torch itself, by name: no graph can."""
-        what, value = "seed of torch generators", None if self.seed is None else self.seed.number
-        return {**self.modes_left, **({} if self.seed is None else {what: "what it was" if value is None else value})}
 
 
 def _answers_by_line(known: Sequence[Decision], asked: Sequence[Decision]) -> Answers:
@@ -116,7 +109,7 @@ def _answers_by_line(known: Sequence[Decision], asked: Sequence[Decision]) -> An
 
 
 def _executed(half: GraphModule) -> Callable[..., Any]:
-    return executable(half.graph, half).forward
+    return made_executable(half.graph, half).forward
 
 
 def _unknown(arguments: CallArguments) -> None:
@@ -150,6 +143,11 @@ class Specialization:
         return GraphModule(self.recorded.root, self.recorded.graph, "Captured")
 
     @property
+    def awaits_gradients(self) -> bool:
+        """Whether its calls have gradients, and it was captured without its backward: none can run it."""
+        return self.recorded.joint is Backward.UNTRACED
+
+    @property
     def decisions(self) -> tuple[Decision, ...]:
         """The branches that the program takes on tensor values."""
         return self.metadata.graph.decisions
@@ -166,6 +164,12 @@ class Specialization:
             return False
         return str(one.graph) == str(two.graph) and str(one.signature()) == str(two.signature())
 
+    def takes_sizes_of(self, other: Specialization) -> bool:
+        """Whether the sizes for which another one is right are right for this one as well."""
+        if other.guards.sizes is None:
+            return True
+        return self.guards.sizes is not None and set(self.guards.sizes.listed()) <= set(other.guards.sizes.listed())
+
     def takes_as(self, other: Specialization) -> bool:
         """Whether both have the same inputs, and ask the same questions of the data."""
         one, two = ([entry.name for entry in known.metadata.inputs] for known in (self, other))
@@ -178,7 +182,7 @@ class Specialization:
         """
 
         def captured(answers: Answers | None = None) -> Specialization:
-            capture = self._recapture(args, kwargs, answers=answers)
+            capture = self._recapture(args, kwargs, order=0, answers=answers)
             return Specialization(capture, self._partition_fn, self._recapture)
 
         if not self.decisions:
@@ -201,7 +205,7 @@ class Specialization:
             return error
         if followed:
             self.passed, self.plain = _unknown, _unknown_call
-        if arguments.are_examples:
+        if arguments.are_examples or self.awaits_gradients:
             return inputs
         self._slowly += 1
         if self._slowly & (self._slowly - 1) == 0:  # ever more seldom: it takes as long as calls do
@@ -276,7 +280,10 @@ class Specialization:
     @property
     def _joint(self) -> JointGraph | Exception | None:
         """The backward, in a call that autograd is to know of."""
-        return self.recorded.joint
+        joint = self.recorded.joint
+        if isinstance(joint, Backward):
+            raise RuntimeError("this program was captured without its backward: CapturedProgram captures it again")
+        return joint
 
     def _computed_or_failed(self, inputs: Sequence[Any], arguments: CallArguments) -> Computed | None:
         """What the graph gives; None where an operator raises, and the program, which has handlers, is to do the rest.
@@ -285,8 +292,7 @@ class Specialization:
         """
         random = self._random_state(inputs) if self.capture.catches else RandomState()
         try:
-            with contextlib.nullcontext() if self.capture.seed is None else self.capture.seed.set():
-                return self._computed_as_decided(inputs, arguments)
+            return self._computed_as_decided(inputs, arguments)
         except Diverged:
             raise
         except Exception as error:
@@ -309,7 +315,7 @@ class Specialization:
         """Whether a call that fails may be run once more: it acts on nothing, and has no random numbers to put back."""
         capture = self.capture
         acts = self._draws or self.metadata.graph.acts
-        return capture.seed is None and not capture.unread and not (capture.catches and acts)
+        return not capture.unread and not (capture.catches and acts)
 
     def _computed_as_decided(self, inputs: Sequence[Any], arguments: CallArguments) -> Computed:
         compute_all = functools.partial(self._computed, inputs, arguments)
@@ -359,7 +365,7 @@ class Specialization:
             joint = found.recorded.joint
             if isinstance(joint, Exception):
                 raise joint
-            if joint is None or not found.is_like(self):
+            if not isinstance(joint, JointGraph) or not found.is_like(self):
                 raise RuntimeError(_CHANGED)
             decides = found.guards.sizes if found.guards.dynamic == self.guards.dynamic else None
             return Derivative(self._partitioned(joint), sizes.__eq__ if decides is None else decides.holds_for)

@@ -22,9 +22,9 @@ from functionalize._torch.dispatch import GlobalStateGuard, TensorGuards, functi
 from functionalize.errors import InputMismatchError
 from functionalize.python_state.containers import CodeOf, cell_content
 from functionalize.python_state.containers import entry as entry_of
+from functionalize.python_state.decompose import HOOKS_OF_MODULES
 from functionalize.python_state.slots import NumberSlot, Slot
 from functionalize.python_state.traversal_rules import key_behind, keys_of
-from functionalize.python_state.walk import HOOKS_OF_MODULES
 from functionalize.runtime.arguments import CallArguments, base_of
 from functionalize.runtime.guards.guards import Guards
 from functionalize.runtime.guards.python_guards import LENGTH, ORDER, SettingsCheck

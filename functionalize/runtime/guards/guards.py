@@ -34,7 +34,8 @@ from functionalize._torch import (
 from functionalize.errors import GradientMismatchError, InputMismatchError, NumberMismatchError, StateMismatchError
 from functionalize.python_state.containers import ABSENT, SetItems, place_of, read
 from functionalize.python_state.reconstruct import TensorRef
-from functionalize.python_state.snapshot import PLAIN, frozen, same
+from functionalize.python_state.snapshot import frozen, same
+from functionalize.python_state.traversal_rules import PLAIN
 from functionalize.python_state.walk import StateWalk, containers_inside, joined
 from functionalize.runtime.arguments import CallArguments, InputSources
 from functionalize.runtime.guards.alias_pattern import Pattern, Sharing, relation

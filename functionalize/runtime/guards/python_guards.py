@@ -5,7 +5,6 @@ Invariant: settings that are found unchanged hold what they did, as far as a pro
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import partial, reduce
@@ -14,29 +13,33 @@ from typing import Any, NamedTuple
 import torch
 
 from functionalize.python_state.buffers import ARRAYS, held_by
-from functionalize.python_state.containers import CodeOf, Variable, place_of, read, unchanged
+from functionalize.python_state.containers import CodeOf, Variable, copy_of, place_of, read, unchanged
+from functionalize.python_state.decompose import (
+    ATTRIBUTES_OF_MODULES,
+    HOOKS_OF_MODULES,
+    Comparison,
+    decomposition_of,
+    entries_of,
+    items_of,
+)
 from functionalize.python_state.slots import is_number
 from functionalize.python_state.snapshot import (
     DEPTH,
     EMPTY,
-    NOT_ENTERED,
-    PLAIN,
-    VALUES,
     Content,
     EnteredObject,
     frozen,
-    holds_the_same,
     inside,
-    parts,
     same,
     without,
 )
-from functionalize.python_state.traversal_rules import keys_of
-from functionalize.python_state.walk import HOOKS_OF_MODULES, StateWalk, joined
+from functionalize.python_state.traversal_rules import PLAIN, keys_of
+from functionalize.python_state.walk import StateWalk, joined
 
-_OF_MODULES = frozenset(torch.nn.Module().__dict__) - {"training", *HOOKS_OF_MODULES}
+_OF_MODULES = ATTRIBUTES_OF_MODULES - {"training", *HOOKS_OF_MODULES}
 LENGTH = object()  # in the place of a key: how many entries a container has
 ORDER = object()  # likewise: its keys, one after the other
+_NEVER_CHANGED = {Comparison.VALUE, Comparison.EQUALITY, Comparison.IDENTITY}  # inside, to a program
 
 
 class _Same:
@@ -203,16 +206,6 @@ class Settings:
         ]
         return kept
 
-    def changed_inside(self) -> Setting | None:
-        """The first that holds something else than it did, though nothing else was put in its place."""
-        memo = dict(self.apart)
-        for setting in self.found:
-            if type(setting.content) is Content and not holds_the_same(setting.value, setting.content):
-                now = self.read(setting.container, setting.key)
-                if now is setting.value and not same(frozen(now, memo), setting.content):
-                    return setting
-        return None
-
     def differing(self) -> tuple[Setting, Any] | None:
         """The first that is no longer what it was, and what it is now."""
         memo = dict(self.apart)
@@ -246,24 +239,23 @@ class SettingsCheck:
 
     def _enter(self, value: Any, seen: set[int], depth: int = DEPTH) -> None:
         """Remember what the containers that a value consists of hold now."""
-        if issubclass(type(value), (*VALUES, *NOT_ENTERED)) or callable(value) or id(value) in seen or not depth:
+        comparison = decomposition_of(type(value)).comparison
+        if comparison in _NEVER_CHANGED or id(value) in seen or not depth:
             return
         seen.add(id(value))
         array = held_by(value, ARRAYS)
         if array is not None:
             self.arrays.append((value, array))
             return
-        held = value if isinstance(value, (list, dict, set, deque)) else getattr(value, "__dict__", None)
-        if held is not None and not held:
-            self.empty.append(held)
-        elif held is not None:
-            self.contents.append((held, list(held) if isinstance(held, (list, set, deque)) else dict(held)))
-        for item in parts(value)[1]:
+        for container, _ in entries_of(value):
+            if container:
+                self.contents.append((container, copy_of(container)))
+            else:
+                self.empty.append(container)
+        for item in items_of(value).values:
             self._enter(item, seen, inside(value, depth))
 
     def changed(self) -> bool:
         """Whether some container may hold something else."""
-        return not all(
-            set(content) == container if isinstance(container, set) else unchanged(container, content)
-            for container, content in self.contents
-        ) or any(held_by(array, ARRAYS) != content for array, content in self.arrays)
+        contents = any(not unchanged(container, content) for container, content in self.contents)
+        return contents or any(held_by(array, ARRAYS) != content for array, content in self.arrays)

@@ -88,7 +88,9 @@ def tensor_at(layout: Layout) -> torch.Tensor:
 
 def elements_of(root: Layout, found: Box) -> list[int]:
     """The addresses in a box, each once."""
-    indices = itertools.product(*(range(start, start + n * step, step) for start, step, n in found.axes))
+    indices = itertools.product(
+        *(range(axis.start, axis.start + axis.count * axis.step, axis.step) for axis in found.axes)
+    )
     return [root.offset + sum(i * stride for i, stride in zip(index, root.stride, strict=True)) for index in indices]
 
 
@@ -161,12 +163,12 @@ def test_a_route_reaches_the_view(data: st.DataObject) -> None:
     assume(way is not None)
     assert way is not None
     tensor = tensor_at(root)
-    for op, args, layout in way:
-        tensor = op(tensor, *args)
-        assert tuple(tensor.size()) == layout.size
-        assert [int(number) for number in tensor.flatten()] == addresses(layout), "a step reaches what it says"
+    for step in way:
+        tensor = step.op(tensor, *step.args)
+        assert tuple(tensor.size()) == step.layout.size
+        assert [int(number) for number in tensor.flatten()] == addresses(step.layout), "a step reaches what it says"
     assert [int(number) for number in tensor.flatten()] == addresses(view)
-    assert not way or way[-1][2] is view, "the last step's layout is the view's, to the stride"
+    assert not way or way[-1].layout is view, "the last step's layout is the view's, to the stride"
 
 
 @thorough

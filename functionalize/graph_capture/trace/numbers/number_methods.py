@@ -28,7 +28,7 @@ from functionalize._torch.tensors import SYMBOLS
 from functionalize.call_stack import is_of_program
 from functionalize.graph_capture.trace.numbers.texts import Texts
 from functionalize.patches import Patch
-from functionalize.python_state.code_names import is_library_file
+from functionalize.python_state.ownership import is_library_file
 from functionalize.transform.functions.numbers import formatted
 
 CLASSES: dict[Any, type] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}

@@ -15,7 +15,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.optim import lr_scheduler as schedulers
 
 from functionalize._torch.symbols.traced_symbols import compared, opaque_float
 from functionalize._torch.tensors import SYMBOLS
@@ -37,22 +36,6 @@ def rows_for_math(tracer: Any) -> Iterator[Patch]:
         yield Patch(math, name, partial(_symbolic, tracer, compared))
     yield Patch(builtins, "min", partial(_choosing, tracer, torch.sym_min))
     yield Patch(builtins, "max", partial(_choosing, tracer, torch.sym_max))
-    yield Patch(schedulers.MultiStepLR, "get_lr", _rates)
-
-
-def _rates(get: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda scheduler: _at_milestones(scheduler) or get(scheduler)
-
-
-def _at_milestones(scheduler: schedulers.MultiStepLR) -> list[Any]:
-    """The learning rates of a schedule that looks a counter up in a dict, by arithmetic; none where it may look."""
-    epoch: Any = scheduler.last_epoch
-    factor = 1.0
-    if not isinstance(epoch, SYMBOLS):
-        return []
-    for milestone, count in scheduler.milestones.items():
-        factor = factor * torch.sym_ite(epoch == milestone, scheduler.gamma**count, 1.0)
-    return [group["lr"] * factor for group in scheduler.optimizer.param_groups]
 
 
 def _symbolic(tracer: Any, symbol_of: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:

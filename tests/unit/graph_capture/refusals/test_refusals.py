@@ -122,7 +122,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {
         "registers a hook on the gradient of `x`",
     ),
     "is a view": (lambda: lambda x: x + int(x._is_view()), lambda: X[1:], "depends on whether `x` is a view"),
-    "a state that is set again": (lambda: drawn_twice, lambda: X, "after it has restored its state"),
+    "a state that is set again": (lambda: drawn_twice, lambda: X, "sets the state of a torch generator"),
     "another state": (lambda: with_another_state, lambda: X, "sets the state of a torch generator"),
     "a seed as before": (lambda: seeded(torch.Generator()), lambda: X, "sets the state of a torch generator"),
     "an attribute given": (lambda: lambda x: setattr(x, "scale", 2), lambda: X, "sets the attribute `scale` of `x`"),

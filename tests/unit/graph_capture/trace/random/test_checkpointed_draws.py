@@ -72,17 +72,6 @@ def written(x: Tensor) -> Tensor:
     return x * numbers
 
 
-def forked(x: Tensor) -> Tensor:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(3)
-        return F.dropout(x.sin())
-
-
-def seeded(x: Tensor) -> Tensor:
-    torch.manual_seed(3)
-    return F.dropout(x.sin())
-
-
 def with_gradients(x: Tensor) -> Tensor:
     y = checkpoint(lambda z: F.dropout(z.sin()).exp(), x)
     (gradient,) = torch.autograd.grad(y.sum(), x, create_graph=True)
@@ -167,8 +156,6 @@ PROGRAMS: dict[str, Body] = {
     "own generator": nested(lambda x: x * torch.rand(3, 3, generator=OWN)),
     "selective inside": nested(lambda x: dropped(x @ x), selective(aten.mm.default)),
     "selective outside": nested(lambda x: dropped(x @ x), outer=selective(aten.mm.default), before=dropped),
-    "forked": nested(forked),
-    "seeded": nested(seeded),
     "gradients in a region": lambda x: checkpoint(with_gradients, x),
     "hooks": lambda x: checkpoint(with_hooks, x),
     "decides": lambda x: checkpoint(deciding, x),

@@ -1,16 +1,11 @@
-"""A captured program as plain data, and as a folder of files.
+"""A captured program as plain data.
 
-Invariant: keys that machines read are added to, not changed; the files of a folder are there when all are whole.
-Limits: a graph module is saved as its code, without what is noted at its nodes.
+Invariant: keys that machines read are added to, not changed.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import tempfile
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -60,21 +55,3 @@ def code_of(program: CapturedProgram) -> str:
 def _numbers(sizes: Iterable[Any]) -> list[Any]:
     """Symbols among sizes become texts."""
     return [size if isinstance(size, int) else str(size) for size in sizes]
-
-
-def saved(program: CapturedProgram, folder: Path) -> dict[str, str]:
-    """Write a program to a folder; the files, by what they hold."""
-    import torch
-
-    names = {"graph_module": "graph_module.pt", "state": "state.pt", "signature": "signature.json", "code": "graph.txt"}
-    about = {"torch": torch.__version__, "files": names, **described(program)}
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".unfinished.", dir=folder) as unfinished:
-        files = {what: Path(unfinished) / name for what, name in names.items()}
-        torch.save(program.graph_module, files["graph_module"])
-        torch.save(program.state, files["state"])
-        files["signature"].write_text(json.dumps(about, indent=2) + "\n")
-        files["code"].write_text(code_of(program) + "\n")
-        for file in files.values():
-            os.replace(file, folder / file.name)
-    return {what: str(folder / name) for what, name in names.items()}
