@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-import inspect
 import threading
 import types
 from collections.abc import Callable, Iterable, Iterator
@@ -123,7 +122,7 @@ class _Place:
     def __init__(self, owner: Any, name: str) -> None:
         self.owner, self.name = owner, name
         self.own = _read(owner, name)  # ABSENT also where a class inherits it
-        self.original = inspect.getattr_static(owner, name, ABSENT) if isinstance(owner, type) else self.own
+        self.original = _inherited(owner, name) if isinstance(owner, type) else self.own
         self.replacements: dict[int | None, tuple[Any, ...]] = {}  # by thread, the innermost last
         self._users: dict[int | None, tuple[Patches, ...]] = {}
         self._dispatches = False
@@ -195,6 +194,10 @@ def _read(owner: Any, name: str) -> Any:
     if isinstance(owner, (type, types.ModuleType)):
         return vars(owner).get(name, ABSENT)
     return owner.get(name, ABSENT) if isinstance(owner, dict) else getattr(owner, name)
+
+
+def _inherited(owner: type, name: str) -> Any:
+    return next((vars(kind)[name] for kind in owner.__mro__ if name in vars(kind)), ABSENT)
 
 
 def _write(owner: Any, name: str, value: Any) -> None:
