@@ -11,10 +11,10 @@ for one, or where inputs share memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import torch
@@ -24,26 +24,28 @@ from functionalize.python_state.walk import StateWalk
 from functionalize.runtime.arguments import CallArguments
 from functionalize.runtime.guards.alias_pattern import Pattern, Shared, Sharing
 from functionalize.runtime.guards.arguments import ArgumentStructure, ArgumentValues, InputSources
-from functionalize.runtime.guards.gradients import (
-    GradientLayouts,
-    GradientPresence,
-    GradientProperties,
-    Leaves,
-    RequiresGrad,
-)
 from functionalize.runtime.guards.guard import CallInputs, FastCode, Guard, GuardKind
 from functionalize.runtime.guards.modes import GradModeGuard, ModeGuards, can_be_compared_fast
 from functionalize.runtime.guards.python_guards import ChangedObjects, Settings, changed_containers, changed_places
 from functionalize.runtime.guards.shared_tensors import SharedTensors
 from functionalize.runtime.guards.sizes import SizeGuards
 from functionalize.runtime.guards.tensors import (
+    HAS_GRADIENT,
     IDENTITY,
+    REQUIRES_GRAD,
     AskedAttribute,
-    AskedProperties,
+    GradientProperties,
+    InputProperty,
+    RequiresGrad,
     TensorProperties,
     answer_of,
+    asked_properties,
+    strides_and_offset,
+    strides_that_count,
 )
 from functionalize.runtime.metadata import GraphInput, ProgramMetadata
+
+_requires_grad, _is_leaf = attrgetter("requires_grad"), attrgetter("is_leaf")
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,22 +80,26 @@ class Guards:
         structure, constants = ArgumentStructure(assumed.arguments, inputs), ArgumentValues(assumed.arguments)
         self._of_arguments = structure, constants
         self._of_python: Sequence[GuardKind] = (structure, ModeGuards(self.modes), constants, self.settings)
+        tensors = {n: v for n, v in enumerate(values) if n not in self.sources.gradients}
+        gradients = {n: values[n] for n in self.sources.gradients}
+        taken = {n: gradient for n, gradient in gradients.items() if n not in metadata.unused}
         self._of_tensors: Sequence[GuardKind] = (
             SharedTensors(metadata, values, assumed.state, kinds=assumed.asks_kinds),
-            TensorProperties(inputs, self._values(values, gradients=False), self.dynamic),
+            TensorProperties(inputs, tensors, self.dynamic),
         )
         further: Sequence[GuardKind | None] = (
-            GradientProperties(inputs, self._values(values, gradients=True), self.dynamic),
-            AskedProperties(inputs, self.asked),
-            GradientPresence(inputs, self.had_gradient),
+            GradientProperties(inputs, taken, self.dynamic),
+            *asked_properties(inputs, self.asked),
+            InputProperty(inputs, HAS_GRADIENT, _has_gradient, self.had_gradient),
             ChangedObjects(metadata, assumed.state),
             assumed.sizes,
             self.sharing,
             # What a call may be captured again for comes last: all else is as it was.
             GradModeGuard(self.modes),
-            RequiresGrad(inputs, values),
-            Leaves(inputs, _leaves(metadata, assumed)),
-            self._gradient_layouts(assumed),
+            RequiresGrad(inputs, REQUIRES_GRAD, _requires_grad, _read(_requires_grad, tensors)),
+            InputProperty(inputs, REQUIRES_GRAD, _requires_grad, _read(_requires_grad, gradients)),
+            InputProperty(inputs, LEAF, _is_leaf, _leaves(metadata, assumed)),
+            *_gradient_layouts(metadata, assumed, self.dynamic),
         )
         self._further = [kind for kind in further if kind is not None and not kind.is_empty]
 
@@ -189,19 +195,9 @@ class Guards:
         passed = {number for number, entry in enumerate(self.inputs) if entry.argument is not None}
         return frozenset(n for n, entry in enumerate(self.inputs) if n in passed or entry.gradient_of in passed)
 
-    def _values(self, values: Sequence[Any], *, gradients: bool) -> dict[int, Any]:
-        """Inputs by number: those that are gradients and that the graph takes, or all others."""
-        unused = self.metadata.unused if gradients else ()
-        return {
-            number: value
-            for number, value in enumerate(values)
-            if (number in self.sources.gradients) is gradients and number not in unused
-        }
 
-    def _gradient_layouts(self, assumed: Assumptions) -> GradientLayouts:
-        fixed = (number for number in assumed.laid_out if self.inputs[number].gradient_of not in self.dynamic)
-        offsets = {number for number, question in assumed.asked if question == OFFSET}
-        return GradientLayouts(self.inputs, {number: assumed.values[number] for number in fixed}, offsets)
+def _has_gradient(tensor: torch.Tensor) -> bool:
+    return tensor.grad is not None
 
 
 def _check(kinds: Sequence[GuardKind], call: CallInputs) -> None:
@@ -211,10 +207,28 @@ def _check(kinds: Sequence[GuardKind], call: CallInputs) -> None:
             raise error
 
 
+def _read(read: Callable[[Any], Any], values: Mapping[int, Any]) -> dict[int, Any]:
+    return {number: read(value) for number, value in values.items() if isinstance(value, torch.Tensor)}
+
+
+def _gradient_layouts(
+    metadata: ProgramMetadata, assumed: Assumptions, dynamic: Set[int]
+) -> tuple[InputProperty, InputProperty]:
+    """How gradients lie in memory, where the program may see it."""
+    fixed = {number for number in assumed.laid_out if metadata.inputs[number].gradient_of not in dynamic}
+    with_offset = {number for number in fixed if (number, OFFSET) in assumed.asked}
+
+    def laid_out(read: Callable[[Any], Any], numbers: Set[int]) -> InputProperty:
+        expected = _read(read, {number: assumed.values[number] for number in sorted(numbers)})
+        return InputProperty(metadata.inputs, "memory layout", read, expected)
+
+    return laid_out(strides_that_count, fixed - with_offset), laid_out(strides_and_offset, with_offset)
+
+
 def _had_gradient(metadata: ProgramMetadata, assumed: Assumptions) -> dict[int, bool]:
     """Which inputs had a gradient, of those where it matters."""
     return {
-        number: value.grad is not None
+        number: _has_gradient(value)
         for number, value in enumerate(assumed.values)
         if (assumed.gradients_matter or (number, GRADIENT) in assumed.asked)
         if isinstance(value, torch.Tensor) and value.is_leaf

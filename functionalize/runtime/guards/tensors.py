@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -24,7 +25,7 @@ from functionalize._torch import (
     FakeTensor,
 )
 from functionalize._torch.dispatch import TensorGuards
-from functionalize.errors import InputMismatchError
+from functionalize.errors import GradientMismatchError, InputMismatchError
 from functionalize.python_state.containers import ABSENT
 from functionalize.python_state.snapshot import EnteredObject, frozen, same
 from functionalize.python_state.walk import TENSOR_TYPES
@@ -56,7 +57,7 @@ def _strides(tensor: torch.Tensor) -> Any:
     return tensor.stride() if tensor.layout is torch.strided and not tensor.is_nested else None
 
 
-IDENTITY = "identity"  # asked by ``id``
+IDENTITY, HAS_GRADIENT = "identity", "has a gradient"  # the first is asked by ``id``
 REQUIRES_GRAD, STRIDES, INFERENCE = "requires_grad", "strides", "is an inference tensor"
 TENSOR_PROPERTIES: dict[str, Callable[[torch.Tensor], Any]] = {
     "class": _class_of,
@@ -71,12 +72,13 @@ TENSOR_PROPERTIES: dict[str, Callable[[torch.Tensor], Any]] = {
 }
 _READ = tuple(TENSOR_PROPERTIES.values())
 _SIZE = [*TENSOR_PROPERTIES].index("size")
-STRIDES_AT = [*TENSOR_PROPERTIES].index(STRIDES)
+_STRIDES = [*TENSOR_PROPERTIES].index(STRIDES)
 
 # Of what is true of an input or not, what is said of it now, and of when the program was captured.
 _TRUE_OR_NOT: Mapping[str, tuple[tuple[str, str], ...]] = {
     REQUIRES_GRAD: (("requires no gradients", "required none"), ("requires gradients", "required some")),
     INFERENCE: (("is not an inference tensor", "was none"), ("is an inference tensor", "was one")),
+    HAS_GRADIENT: (("has no gradient", "had none"), ("has a gradient", "had one")),
     LEAF: (("is not a leaf", "was none"), ("is a leaf", "was one")),
     VIEW: (("is not a view", "was none"), ("is a view", "was one")),
     SILENT_VIEW: (("is not a view of a tensor that requires gradients", "was none"), ("is a view of such", "was one")),
@@ -91,9 +93,12 @@ _TRUE_OR_NOT: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("has two kinds of hooks on its gradient", "had two kinds"),
     ),
 }
+_HINTS = {
+    HAS_GRADIENT: "set gradients to None before the call, as optimizer.zero_grad() does, or capture again",
+}
 
 
-def property_mismatch(
+def _mismatch(
     entry: GraphInput, name: str, now: Any, before: Any, kind: type[InputMismatchError] = InputMismatchError
 ) -> InputMismatchError:
     """The error for an input of which a property is another one."""
@@ -101,7 +106,9 @@ def property_mismatch(
     if said is None:
         verbs = ("are", "were") if name == STRIDES else ("is", "was")
         return mismatch(f"the {name} of {entry.label}", now, before, kind, verbs, container)
-    return kind(f"{entry.label} {said[now][0]}, and {said[before][1]} {WHEN}", hint=HINT, container=container)
+    return kind(
+        f"{entry.label} {said[now][0]}, and {said[before][1]} {WHEN}", hint=_HINTS.get(name, HINT), container=container
+    )
 
 
 class AskedAttribute(str):
@@ -155,7 +162,7 @@ class TensorProperties(GuardKind):
                 continue
             now = self._read(number, call.values[number])
             if now != before:
-                return self._mismatch(self._inputs[number], now, before)
+                return self._failure_of(self._inputs[number], now, before)
         return None
 
     def write(self, code: FastCode) -> None:
@@ -178,10 +185,10 @@ class TensorProperties(GuardKind):
             return None
         properties = [read(value) for read in _READ]
         if number in self._dynamic:
-            properties[_SIZE], properties[STRIDES_AT] = Dimensions(value.dim()), None
+            properties[_SIZE], properties[_STRIDES] = Dimensions(value.dim()), None
         return properties
 
-    def _mismatch(
+    def _failure_of(
         self, entry: GraphInput, now: list[Any] | None, before: list[Any] | None
     ) -> InputMismatchError | None:
         if now is None or before is None:
@@ -190,28 +197,82 @@ class TensorProperties(GuardKind):
             return InputMismatchError(said, hint=HINT, container=container_of(entry.slot))
         for name, this, that in zip(TENSOR_PROPERTIES, now, before, strict=True):
             if this != that:
-                return property_mismatch(entry, name, this, that)
+                return _mismatch(entry, name, this, that)
         return None
 
 
-class AskedProperties(GuardKind):
-    """What a program asked inputs, or may have asked, and what they answered."""
+class GradientProperties(TensorProperties):
+    """The same of inputs that are gradients, where they are there; their strides are for another guard."""
 
-    def __init__(self, inputs: Sequence[GraphInput], answers: Mapping[tuple[int, str], Any]) -> None:
-        """``answers``: by the numbers of inputs, and questions."""
-        self._inputs, self._answers = inputs, answers
+    def failure(self, call: CallInputs) -> InputMismatchError | None:
+        missing = {number for number in self._expected if call.values[number] is None}
+        return super().failure(CallInputs(call.arguments, call.values, call.examples | missing) if missing else call)
+
+    def write(self, code: FastCode) -> None:
+        code.refuse_failing(self)
+
+    def _read(self, number: int, value: Any) -> list[Any] | None:
+        properties = super()._read(number, value)
+        if properties is not None:
+            properties[_STRIDES] = None
+        return properties
+
+
+@dataclass(frozen=True, eq=False)
+class InputProperty(GuardKind):
+    """One property of some inputs."""
+
+    inputs: Sequence[GraphInput]
+    name: str
+    read: Callable[[Any], Any]
+    expected: Mapping[int, Any]  # by the numbers of inputs
+    error: type[InputMismatchError] = GradientMismatchError
+    is_asked: bool = False  # whether the program asked it: also what is missing has an answer
 
     @property
     def is_empty(self) -> bool:
-        return not self._answers
+        return not self.expected
 
     def failure(self, call: CallInputs) -> InputMismatchError | None:
-        for (number, question), before in self._answers.items():
-            if number not in call.examples:
-                now = answer_of(question, call.values[number])
-                if not same(now, before):
-                    return property_mismatch(self._inputs[number], question, now, before)
+        values, read, is_asked = call.values, self.read, self.is_asked
+        for number, before in self.expected.items():
+            if (values[number] is None and not is_asked) or number in call.examples:
+                continue
+            now = read(values[number])
+            if not same(now, before) if is_asked else now != before:
+                return _mismatch(self.inputs[number], self.name, now, before, self.error)
         return None
 
     def listed(self) -> Iterator[Guard]:
-        return (Guard(self._inputs[n].label, question, answer) for (n, question), answer in self._answers.items())
+        return (Guard(self.inputs[number].label, self.name, value) for number, value in self.expected.items())
+
+
+class RequiresGrad(InputProperty):
+    """Which inputs require gradients, of those whose properties torch compares at once: this one among them."""
+
+    def write(self, code: FastCode) -> None:
+        """Nothing: the line of :class:`TensorProperties` compares it."""
+
+
+def asked_properties(inputs: Sequence[GraphInput], answers: Mapping[tuple[int, str], Any]) -> list[InputProperty]:
+    """What a program asked inputs; ``answers``: by the numbers of inputs, and questions."""
+    by_question: dict[str, dict[int, Any]] = {}
+    for (number, question), answer in answers.items():
+        by_question.setdefault(question, {})[number] = answer
+    return [
+        InputProperty(inputs, question, partial(answer_of, question), expected, InputMismatchError, is_asked=True)
+        for question, expected in by_question.items()
+    ]
+
+
+def strides_that_count(tensor: torch.Tensor) -> Any:
+    """The strides of a gradient, without those of dimensions that have one position."""
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        return tensor.layout
+    return tuple(stride for stride, size in zip(tensor.stride(), tensor.size(), strict=True) if size > 1)
+
+
+def strides_and_offset(tensor: torch.Tensor) -> Any:
+    """The same, and where the gradient begins in its storage."""
+    strides = strides_that_count(tensor)
+    return (strides, tensor.storage_offset()) if isinstance(strides, tuple) else strides
