@@ -1,7 +1,8 @@
 """Which state survives which exporter: three calls of each program against eager, ours beside torch's.
 
 Prints the table of docs/how-to/choose-a-route.md. "right": three calls equal eager; "wrong from call n": without an
-error; else how it fails. Limits: programs of tests/export_programs.py, on CPU; torchax only where it is installed.
+error; else how it fails. Limits: programs of tests/support/export_programs.py, on CPU; torchax only where it is
+installed.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from functionalize import capture
 from functionalize.backends import onnx
 from functionalize.backends.jax import from_torch
-from tests.export_programs import PROGRAMS, leaves_of_jax, made, on_jax
+from tests.support.export_programs import PROGRAMS, leaves_of_jax, made, on_jax
 
 Run = Callable[..., Any]
 

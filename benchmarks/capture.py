@@ -32,8 +32,8 @@ from benchmarks.measure import environment, interleaved, table
 from functionalize import capture
 from functionalize.tracing import meta_cache
 from functionalize.verify.observation import clone_inputs
-from tests.models import kv_cache_decode, state_of
-from tests.transformer_models import TRANSFORMERS
+from tests.support.models import kv_cache_decode, state_of
+from tests.support.transformer_models import TRANSFORMERS
 
 aten = torch.ops.aten
 NAMES = ("bert", "vit", "swin", "resnet", "gpt2", "llama")

@@ -33,7 +33,7 @@ from benchmarks.patterns import PATTERNS, Pattern
 from functionalize import functionalize
 from functionalize.verify import assert_functional
 from functionalize.verify.observation import clone_inputs
-from tests.models import MODELS
+from tests.support.models import MODELS
 
 Program = tuple[Callable[..., Any], tuple[Any, ...]]
 THEIRS = "torch.func.functionalize"

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import CheckpointFunction, _CheckpointFrame
 
 # A tensor as autograd saves it for a backward: through the hooks on saved tensors, and with a check of its version when
-# it is unpacked. `save_for_backward` does the same for all at once, and then checks those that nobody asks for.
+# it is unpacked. `save_for_backward` does the same for all at once, and then also checks those that are not used.
 SavedTensor: Any = torch._C._autograd.SavedTensor
 make_saved_tensor: Callable[[torch.Tensor, bool], Any] = torch._C._autograd._make_saved_tensor
 # Whether the backward pass that runs was asked for with `retain_graph`.
@@ -34,7 +34,7 @@ is_batch_of_gradients: Callable[[torch.Tensor], bool] = torch._C._functorch.is_l
 
 @contextlib.contextmanager
 def functions_noted(note: Callable[[type, tuple[Any, ...], dict[str, Any]], None]) -> Iterator[None]:
-    """Tell ``note`` of each `autograd.Function` of others that this thread applies, and its arguments."""
+    """Call ``note`` with each foreign `autograd.Function` that this thread applies, and its arguments."""
     before, thread = vars(torch.autograd.Function)["apply"], threading.get_ident()
 
     def apply(function: type, *args: Any, **kwargs: Any) -> Any:
@@ -53,7 +53,7 @@ def functions_noted(note: Callable[[type, tuple[Any, ...], dict[str, Any]], None
 def has_node_hooks(leaf: torch.Tensor) -> bool:
     """Whether Python has hooks on the function of autograd that adds up a leaf's gradient.
 
-    Nothing says so but the dict that a handle of one more hook refers to.
+    Only the dict that a handle of one more hook refers to shows it.
     """
     node: Any = get_gradient_edge(leaf).node
     for register in (node.register_hook, node.register_prehook):
@@ -103,7 +103,7 @@ def leave_gradient(tensor: torch.Tensor, gradient: torch.Tensor | None) -> None:
 
 
 def checkpoint_frame() -> Any:
-    """Torch's record of the checkpointed region that runs for the first time; None outside of all.
+    """Torch's record of the checkpointed region that runs for the first time; None outside of such regions.
 
     The innermost pack hook of ``saved_tensors_hooks`` refers to it.
     """

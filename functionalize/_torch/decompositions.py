@@ -24,7 +24,7 @@ from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree  # torch has no public one
 
-from functionalize._torch.dispatch import decomposes
+from functionalize.ops import tables
 
 __all__ = ["HigherOrderOperator", "OpOverloadPacket", "decomposition_of", "traced_call"]
 
@@ -35,17 +35,17 @@ def _core() -> Mapping[Any, Callable[..., Any]]:
 
 
 def decomposition_of(op: Any) -> Callable[..., Any] | None:
-    """A function of an operator's arguments that computes the same by other operators; None where torch has none."""
+    """A function of an operator's arguments that computes the same by other operators; None where torch lacks one."""
     for table in (_core(), decomposition_table):
         if op in table:
             return table[op]
-    return op.decompose if isinstance(op, OpOverload) and decomposes(op) else None
+    return op.decompose if isinstance(op, OpOverload) and tables.decomposes(op) else None
 
 
 def traced_call(function: Callable[..., Any], leaves: list[Any], gives: Any = None) -> torch.fx.GraphModule:
     """The operators that a function of fake tensors, symbols and plain values runs, as a graph of those leaves.
 
-    ``gives``: what it gives, where that is known. Of symbols alone, that tells the mode that they belong to.
+    ``gives``: what it gives, where that is known. For a call on symbols alone, it shows to which mode they belong.
     """
     mode = detect_fake_mode([leaf for leaf in pytree.tree_leaves((leaves, gives)) if isinstance(leaf, torch.Tensor)])
     with torch.no_grad():

@@ -21,7 +21,7 @@ from functionalize._torch.fakes import CaptureFakeMode, FakeFactory, FakeTensor,
 from functionalize._torch.symbols.tracing import TensorTracker
 from functionalize._torch.tensors import storage_id, storage_key
 
-Heard = Callable[[Any, Any, Any], Any]  # what is done: an op, its arguments
+Intercept = Callable[[Any, Any, Any], Any]  # what is done: an op, its arguments
 
 
 class _Silence(threading.local):
@@ -33,7 +33,7 @@ class _Silence(threading.local):
 class DeferredFakeMode(CaptureFakeMode):
     """Makes the fake tensors of what is deferred. All of a process are of one mode, so that they can meet."""
 
-    heard: Heard | None = None
+    intercept: Intercept | None = None
     copied: Callable[[FakeTensor, dict[int, Any]], Any] | None = None  # by `copy.deepcopy`
 
     def __init__(self, **options: Any) -> None:
@@ -68,10 +68,10 @@ class DeferredFakeMode(CaptureFakeMode):
         )
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        heard = self.heard
-        if heard is None or self._silence.value or current_proxy_mode() is not None or functionalized_outside():
+        intercept = self.intercept
+        if intercept is None or self._silence.value or current_proxy_mode() is not None or functionalized_outside():
             return super().__torch_dispatch__(func, types, args, kwargs)
-        return heard(func, args, kwargs or {})
+        return intercept(func, args, kwargs or {})
 
 
 def new_deferred_mode(metas: Mapping[Any, Callable[..., Any]]) -> DeferredFakeMode:
@@ -82,7 +82,7 @@ def new_deferred_mode(metas: Mapping[Any, Callable[..., Any]]) -> DeferredFakeMo
 
 
 def _copied(tensor: FakeTensor, memo: dict[int, Any]) -> Any:
-    """What `copy.deepcopy` makes of a fake tensor: torch looks for its data."""
+    """What `copy.deepcopy` makes of a fake tensor: torch would read its data."""
     mode = tensor.fake_mode
     copied = mode.copied if isinstance(mode, DeferredFakeMode) else None
     return tensor.__deepcopy__(memo) if copied is None else copied(tensor, memo)
@@ -165,7 +165,7 @@ def users_of(storage: torch.UntypedStorage) -> int:
 
 
 def is_sole_user(tensor: torch.Tensor) -> bool:
-    """Whether nobody else has the memory of a tensor."""
+    """Whether only this tensor has its memory."""
     return int(torch._C._storage_Use_Count(storage_key(tensor))) == 1 and not tensor.is_inference()
 
 

@@ -1,4 +1,4 @@
-"""Operators, what they tell of themselves, and the dispatch modes that they reach: which are active, how to go below.
+"""Operators, what torch knows of them, and the dispatch modes that they reach: which are active, how to go below.
 
 Invariant: what is taken off the stack of modes is put back, also after an error. Limits: the modes of one thread.
 """
@@ -22,7 +22,7 @@ from torch._higher_order_ops.auto_functionalize import (  # the graph form of a 
 )
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # no public path to either
 from torch.autograd import forward_ad
-from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode  # the mode of `make_fx`, known by no public name
+from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode  # the mode of `make_fx`, which has no public name
 from torch.overrides import _get_current_function_mode_stack  # what stands below a mode for calls of functions
 from torch.utils._python_dispatch import (  # a mode must know which modes run below it
     TorchDispatchMode,
@@ -40,14 +40,6 @@ DisableTorchFunction = torch._C.DisableTorchFunction  # the public one silences 
 below_dispatch = torch._C._DisableTorchDispatch  # the kernels themselves, whatever modes and subclasses there are
 
 
-def decomposes(op: OpOverload) -> bool:
-    """Whether an op has a CompositeImplicitAutograd kernel."""
-    try:
-        return bool(op._can_decompose())
-    except RuntimeError:  # prim::device and its like are known to TorchScript alone, not to the dispatcher
-        return False
-
-
 @cache
 def counts_versions(op: OpOverload) -> bool:
     """Whether an op that writes has grown the version counters of what it writes before modes see it, or never does."""
@@ -63,7 +55,7 @@ def _has_kernel_above_modes(op: OpOverload) -> bool:
 def followed_inside(op: OpOverload, device: torch.device) -> bool:
     """Whether autograd has no formula for an op, so that eager differentiates what its kernel calls.
 
-    A fallthrough for autograd above a kernel in Python is none; above one in C++ it says that there are no gradients.
+    A fallthrough for autograd above a kernel in Python is not a formula; above one in C++ it means no gradients.
     """
     backend, dispatcher = device.type.upper(), torch._C
     for key in (f"Autograd{backend}", "Autograd", "CompositeImplicitAutograd"):
@@ -240,7 +232,7 @@ def unwrap_functorch(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-in_functorch_transform: Callable[[], object] = torch._C._functorch.peek_interpreter_stack  # None: in none
+in_functorch_transform: Callable[[], object] = torch._C._functorch.peek_interpreter_stack  # None: outside of them
 
 
 def in_forward_ad() -> bool:

@@ -70,7 +70,7 @@ def known_number(fake: Any) -> bool:
 def of_sizes(fakes: Sequence[Any], sizes: Mapping[int, tuple[Any, Any]]) -> tuple[FakeTensorMode, list[Any]] | None:
     """Fake tensors of another mode, without symbols: of sizes and strides that are given by position, or of their own.
 
-    Of numbers, and of tensors that hold one, the number is given. None where this does not say all of a fake tensor.
+    Numbers, and tensors that hold one, have the number in it. None where this does not describe all of a fake tensor.
     """
     tensors = [fake for fake in fakes if isinstance(fake, FakeTensor)]
     plain = (
@@ -116,7 +116,7 @@ def alias_of(tensor: torch.Tensor) -> torch.Tensor:
 
 @contextlib.contextmanager
 def sizes_by_data(mode: FakeTensorMode) -> Iterator[None]:
-    """Where the data may tell sizes: Dynamo breaks its graphs there, but backwards of what is in them may do so."""
+    """Where sizes may be data-dependent: Dynamo breaks its graphs there, but their backwards may have such sizes."""
     environment = mode.shape_env
     if environment is None:
         yield

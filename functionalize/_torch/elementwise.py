@@ -1,6 +1,6 @@
-"""How the CPU's kernels lay out what they compute by elements, where dimensions have one position, or none.
+"""How the CPU's elementwise kernels lay out their results, where dimensions have one position or are empty.
 
-Fake tensors look at dimensions of one position as contiguous ones; torch's iterator over elements takes their strides
+Fake tensors treat dimensions of one position as contiguous ones; torch's iterator over elements takes their strides
 as they are. After ``aten/src/ATen/TensorIterator.cpp``.
 
 Limits: sizes and strides that are integers; kernels that go by that iterator, as elementwise ones do.
@@ -16,25 +16,16 @@ import torch
 from torch._subclasses import FakeTensor
 
 from functionalize._torch.dispatch import OpOverload
+from functionalize.ops import traits
 
-aten = torch.ops.aten
 Size = tuple[int, ...]
-_LIKE = ("empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like")
-_COPIES = frozenset(  # laid out as what they copy
-    getattr(aten, name).default for name in ("clone", "_to_copy", "flip", "hardtanh", "nan_to_num", *_LIKE)
-)
-_BY_ROWS = frozenset({aten.masked_fill.Scalar, aten.masked_fill.Tensor})  # laid out contiguously
-_OTHERS = frozenset(  # laid out as what they are computed of: a sum, a product, another kernel's result
-    {aten.mvlgamma.default, aten.ldexp.Tensor, aten.angle.default, aten._conj_physical.default}
-)
 _NUMBERS = ("self", "other")  # of these a kernel makes tensors
 _CHANNELS_LAST = (1, 3, 2, 0)
 _FAST_ORDERS: Mapping[int, tuple[Sequence[int] | None, ...]] = {0: (None,), 4: (None, _CHANNELS_LAST)}  # by rank
-_SWAPPED = frozenset({aten.rsub.Tensor, aten.rsub.Scalar})
 
 
 def elementwise_strides(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> Size | None:
-    """The strides that a kernel gives a result; None where those of the fake result are right."""
+    """The strides that a kernel gives a result; None where the fake result has them."""
     if not isinstance(out, FakeTensor) or out.layout is not torch.strided or not _by_elements(op):
         return None
     size = out.size()
@@ -49,7 +40,7 @@ def elementwise_strides(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any],
 def is_laid_out_alike(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> bool:
     """Whether an operator computes by elements, and of these arguments gives a result with the strides of ``out``.
 
-    The arguments may be on the device ``meta``; ``out`` tells where they are.
+    The arguments may be on the device ``meta``; ``out`` has their device.
     """
     if not isinstance(out, torch.Tensor) or not _by_elements(op):
         return False
@@ -62,20 +53,22 @@ def is_laid_out_alike(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, 
 
 def _strides(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> Size | None:
     size = tuple(out.size())
-    if op in _COPIES:
+    if op in traits.LAID_OUT_AS_COPIED:
         memory = kwargs.get("memory_format")
         if memory in (None, torch.preserve_format):
             return _copied(size, tuple(args[0].stride()))
         return _contiguous(size) if memory is torch.contiguous_format else None
-    if op in _BY_ROWS:
+    if op in traits.LAID_OUT_CONTIGUOUSLY:
         return _contiguous(size)
     operands = [*_operands(op, args, out)]
-    return _laid_out(size, operands[::-1] if op in _SWAPPED else operands)
+    return _laid_out(size, operands[::-1] if op in traits.SWAPS_OPERANDS else operands)
 
 
 @functools.lru_cache(maxsize=512)
 def _by_elements(op: OpOverload) -> bool:
-    return op in _COPIES or (torch.Tag.pointwise in op.tags and not op._schema.is_mutable and op not in _OTHERS)
+    if op in traits.LAID_OUT_AS_COPIED:
+        return True
+    return torch.Tag.pointwise in op.tags and not op._schema.is_mutable and op not in traits.LAID_OUT_BY_OTHERS
 
 
 def _has_plain_strides(tensor: Any) -> bool:

@@ -39,7 +39,7 @@ from functionalize._torch.tensors import SYMBOLS
 def without_spec_warnings() -> Iterator[None]:
     """While torch copies programs of its own: it warns of its own pytree specs then.
 
-    Nothing else is ignored: filters are those of the process, and another thread may leave these behind.
+    Only these are ignored: filters are those of the process, and another thread may leave these behind.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r".*isinstance\(treespec, LeafSpec\)", FutureWarning)
@@ -103,7 +103,7 @@ class ExportFakes:
         return {symbol: bounds for symbol, bounds in self.environment.var_to_range.items() if symbol in symbols}
 
     def value(self, value: Any) -> Any:
-        """What a node's value looks like, in this mode."""
+        """A tensor like a node's value, in this mode."""
         return pytree.tree_map_only((torch.Tensor, *SYMBOLS), self._one, value)
 
     def _one(self, value: Any) -> Any:
@@ -121,7 +121,7 @@ class ExportFakes:
     def _symbol(self, value: Any) -> Any:
         node = value.node
         hint, expression = node.hint if node.has_hint() else None, node.expr.xreplace(self._renamed)
-        if not expression.free_symbols and node.expr.free_symbols:  # of numbers that are known by now
+        if not expression.free_symbols and node.expr.free_symbols:  # of numbers that have become known
             return node.pytype(expression)
         return type(value)(SymNode(expression, self.environment, node.pytype, hint))
 
@@ -149,11 +149,11 @@ class ExportFakes:
         """The symbols that a node introduces, and where in its value they are.
 
         A capture gives a view's size a symbol of its own, and learns later that it is no other than another one:
-        torch, which knows that when it traces the program again, must not look for it.
+        torch, which knows that when it traces the program again, must not search for it.
         """
         bound: Mapping[Any, Any] = node.meta["unbacked_bindings"]
         view: Any = viewing(node.target) or node.target
-        if not getattr(view, "is_view", False):  # what the data tell
+        if not getattr(view, "is_view", False):  # data-dependent
             return bound
         args, kwargs = pytree.tree_map_only(Node, lambda one: one.meta["val"], (node.args, node.kwargs))
         known = set(self.environment.var_to_range)
@@ -208,7 +208,7 @@ def copying(op: Any) -> Any:
 
 
 def viewing(op: Any) -> Any:
-    """The view operator whose views an operator copies; None where it copies none."""
+    """The view operator whose views an operator copies; None where it is not a copy."""
     if not isinstance(op, OpOverload) or not op._opname.endswith("_copy"):
         return None
     packet = getattr(torch.ops.aten, op._opname.removesuffix("_copy"), None)

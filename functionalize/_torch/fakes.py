@@ -31,6 +31,7 @@ from functionalize._torch.dispatch import HigherOrderOperator, below_dispatch, o
 from functionalize._torch.elementwise import elementwise_strides
 from functionalize._torch.symbols.sizes import decide_broadcasts, hint_of, unbacked
 from functionalize._torch.tensors import PLAIN_TYPES, is_symbolic, set_versions
+from functionalize.ops import traits
 
 _RULES_OF_MODE: Any = registered_hop_fake_fns  # of higher-order operators, by these
 _META = torch.device("meta")
@@ -41,11 +42,7 @@ _ELSEWHERE = (
 )
 _SIZE = torch.ops.aten.size.default  # as C++ asks for numbers
 _ITEM = torch.ops.aten._local_scalar_dense.default  # of complex numbers there are no symbols
-_CHOOSING = frozenset(  # ops that choose a kernel by sizes
-    {torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default}
-)
 _ALIGNED = torch.ops.aten._nested_tensor_from_mask_left_aligned.default  # torch runs its kernel on zeros
-TOLD_BY_DATA = frozenset({torch.ops.aten.equal.default, torch.ops.aten.allclose.default, _ITEM})
 _REAL = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 
 
@@ -53,7 +50,7 @@ _NO_FAKE_IMPL = re.compile(r"There was no fake impl registered for <CustomOpDef\
 
 
 def operator_without_fake(error: BaseException | None) -> str | None:
-    """The operator of which nobody says what it gives on fake tensors, if an error of torch's says that."""
+    """The operator without an implementation for fake tensors that an error of torch's names; None for other errors."""
     if isinstance(error, UnsupportedOperatorException):
         return str(error.func)
     known = _NO_FAKE_IMPL.search(str(error)) if isinstance(error, RuntimeError) else None
@@ -73,8 +70,8 @@ def data_dependent() -> tuple[type[Exception], ...]:
 
 
 def fake_mode_of(leaves: Sequence[Any]) -> FakeTensorMode | None:
-    """The mode that made the fake tensors among some values; None where there are none."""
-    real = _REAL.issuperset(map(type, leaves))  # else torch looks into each
+    """The mode that made the fake tensors among some values; None without fake tensors."""
+    real = _REAL.issuperset(map(type, leaves))  # else torch searches each
     mode: FakeTensorMode | None = detect_fake_mode(None if real else list(leaves))
     return mode
 
@@ -91,7 +88,7 @@ _LOW_PRECISION = frozenset({torch.float16, torch.bfloat16})
 def _is_copied(func: Any, args: Sequence[Any]) -> bool:
     """Whether torch's decomposition of an op would copy an expanded argument, to compute in float32.
 
-    It takes the strides of the result from that copy, where kernels look at those of the other arguments. (Arguments of
+    It takes the strides of the result from that copy, where kernels go by those of the other arguments. (Arguments of
     another dtype than the result's are copied by kernels on the CPU, too.)
     """
     tensors = [arg for arg in args if isinstance(arg, FakeTensor)]
@@ -114,15 +111,6 @@ _NUMBERS = frozenset({torch.SymFloat, torch.SymBool})  # sizes torch's own mode 
 
 def _has_symbols(args: Iterable[Any]) -> bool:
     return any(type(arg) in _NUMBERS or (type(arg) is list and _has_symbols(arg)) for arg in args)
-
-
-_BROADCASTING = frozenset(  # beside what goes by elements
-    getattr(getattr(torch.ops.aten, name), overload)
-    for name, overload in (
-        *(("expand", "default"), ("copy_", "default"), ("copy", "default")),
-        *(("normal", "Tensor_Tensor"), ("normal_functional", "default")),
-    )
-)
 
 
 def has_foreign_fakes() -> bool:
@@ -148,8 +136,9 @@ class MetasFakeMode(FakeTensorMode):
         return self.by_torchs_meta(func, types, args, kwargs or {}) if out is NotImplemented else out
 
     def by_torchs_meta(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """What an op gives by torch's meta kernel, without guards of what chooses between kernels that look alike."""
-        if func in _CHOOSING and any(isinstance(arg, FakeTensor) and is_symbolic(arg) for arg in args):
+        """What an op gives by torch's meta kernel, without guards for a choice between kernels with equal results."""
+        chooses = func in traits.CHOOSES_KERNEL_BY_SIZE
+        if chooses and any(isinstance(arg, FakeTensor) and is_symbolic(arg) for arg in args):
             from functionalize._torch.kernel_choices import indifferent  # here: loads sympy
 
             out = indifferent(self.shape_env, lambda: self._on_snapshots(func, types, args, kwargs))
@@ -180,7 +169,7 @@ class MetasFakeMode(FakeTensorMode):
 class CaptureFakeMode(MetasFakeMode):
     """Makes the fake tensors of one capture.
 
-    Another thread that meets them meanwhile is told so. They stand in a program's objects then: that thread would get
+    Another thread that meets them meanwhile gets an error. They are in a program's objects then: that thread would get
     fake results, and confuse the state of the mode.
     """
 
@@ -227,7 +216,7 @@ class CaptureFakeMode(MetasFakeMode):
 
     @contextlib.contextmanager
     def _not_constant(self, func: Any, args: Any, kwargs: Any) -> Iterator[None]:
-        """Have an op not compute with the data of constants: with a number that nobody knows torch takes NaN."""
+        """Have an op not compute with the data of constants: torch takes NaN for an unknown number."""
         leaves = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, FakeTensor)]
         known = [(leaf, leaf.constant) for leaf in leaves if leaf.constant is not None]
         for leaf, _ in known:
@@ -242,13 +231,13 @@ class CaptureFakeMode(MetasFakeMode):
 
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         decider = getattr(self.shape_env, "decider", None)
-        if decider is not None and func in TOLD_BY_DATA and (func is not _ITEM or args[0].dtype.is_complex):
+        if decider is not None and func in traits.ANSWERS_BY_DATA and (func is not _ITEM or args[0].dtype.is_complex):
             answer = decider.result(func, args, kwargs or {})
             if answer is not None:
                 return answer
         if func is _ALIGNED:
             raise DataDependentOutputException(func)
-        if decider is not None and (func in _BROADCASTING or torch.Tag.pointwise in getattr(func, "tags", ())):
+        if decider is not None and (func in traits.BROADCASTS or torch.Tag.pointwise in getattr(func, "tags", ())):
             shapes = [arg.size() for arg in args if isinstance(arg, FakeTensor)]
             decide_broadcasts([*shapes, args[1]] if func is torch.ops.aten.expand.default else shapes)
         if func is _SIZE and self._asked_sizes is not None and not unbacked(args[0].size()):
@@ -322,7 +311,7 @@ def substitutes(tensors: Sequence[torch.Tensor]) -> Callable[[torch.Tensor], tor
         if isinstance(tensor, FakeTensor):
             return tensor
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # the converter looks for gradients where there are none
+            warnings.simplefilter("ignore", UserWarning)  # the converter asks non-leaves for gradients
             fake = mode.from_tensor(tensor, static_shapes=True)
         if tensor.layout is torch.strided and not tensor.is_nested:
             storage, size = fake.untyped_storage(), tensor.untyped_storage().nbytes()
@@ -336,7 +325,7 @@ def substitutes(tensors: Sequence[torch.Tensor]) -> Callable[[torch.Tensor], tor
 
 
 def mark_as(fake: Any, tensor: torch.Tensor) -> None:
-    """Tell a fake tensor what torch says, besides its layout, of the tensor that it stands for."""
+    """Give a fake tensor the properties, besides its layout, of the tensor that it stands for."""
     if type(tensor) is torch.nn.Parameter or isinstance(tensor, torch.nn.Parameter):
         fake._is_param = True
     elif getattr(tensor, "_is_buffer", False):  # of no class of its own
@@ -370,7 +359,7 @@ class FakeFactory:
         return self.around(source.as_strided(size, stride, offset), source.fake_device)
 
     def part(self, source: FakeTensor, size: Sequence[int], stride: Sequence[int], offset: int) -> FakeTensor:
-        """The same, at a fifth of the cost, of a place known to lie in the storage; not for inference tensors."""
+        """The same, at a fifth of the cost, for a place known to be in the storage; not for inference tensors."""
         return self.around(_reinterpret(source, size, stride, offset - source.storage_offset()), source.fake_device)
 
     def at(self, storage: torch.UntypedStorage, tensor: torch.Tensor) -> FakeTensor:
@@ -391,7 +380,7 @@ class FakeFactory:
         return self.fresh(tensor.size(), tensor.stride(), tensor.dtype, device)
 
     def like(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A fake tensor that looks like any tensor."""
+        """A fake tensor like any other tensor."""
         if not isinstance(tensor, FakeTensor):
             found: torch.Tensor = on_handles(self.mode.from_tensor, (tensor,), {})  # of a view it takes a view
             return found

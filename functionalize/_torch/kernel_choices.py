@@ -3,8 +3,8 @@
 A convolution on the CPU takes another kernel from 16 images on, which mostly gives the same sizes and strides. So the
 operator is run on fake tensors with each answer to what it asks. What makes no difference is no guard.
 
-Loads sympy. Invariant: for all sizes that meet the guards, results look as the fake ones do. Limits: operators that
-write nothing, on sizes that come from inputs; beyond some questions all of them are guards.
+Loads sympy. Invariant: for all sizes that meet the guards, results are like the fake ones. Limits: operators that
+do not write, on sizes that come from inputs; beyond some questions all of them are guards.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ def indifferent(environment: Any, run: Callable[[], Any]) -> Any:
 
 
 def _that_matter(environment: DecidingShapeEnv, run: Callable[[], Any], path: Answers, expected: Any) -> Answers | None:
-    """The questions to which another answer gives another result; None where there are too many."""
-    truth, matters, runs = dict(path), Answers(), 0
+    """The questions whose answers change the result; None where there are too many."""
+    answered, matters, runs = dict(path), Answers(), 0
     waiting: list[tuple[Answers, Answers]] = [({}, path)]
     while waiting:
         scripted, path = waiting.pop()
-        if any(question in matters and answer != truth.get(question) for question, answer in scripted.items()):
+        if any(question in matters and answer != answered.get(question) for question, answer in scripted.items()):
             continue
         asked = list(path.items())
         for place in range(len(scripted), len(asked)):
@@ -54,7 +54,7 @@ def _that_matter(environment: DecidingShapeEnv, run: Callable[[], Any], path: An
             if runs > _RUNS:
                 return None
             other = dict(asked[:place]) | {question: not answer}
-            truth.setdefault(question, answer)
+            answered.setdefault(question, answer)
             further, result = _tried(environment, run, other)
             if result is None or _look(result) != expected:
                 matters[question] = answer
@@ -64,7 +64,7 @@ def _that_matter(environment: DecidingShapeEnv, run: Callable[[], Any], path: An
 
 
 def _tried(environment: DecidingShapeEnv, run: Callable[[], Any], answers: Mapping[Any, bool]) -> tuple[Answers, Any]:
-    """What is asked, with the answers, and the result; None where the operator refuses."""
+    """The questions with their answers, and the result; None where the operator refuses."""
     path: Answers = {}
     with environment.trying(path, answers):
         try:

@@ -40,7 +40,7 @@ NEWEST_WRITTEN_OPSET = 25  # that onnxscript's converter brings the exporter's o
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """While the exporter says nothing of packages that are not there, and of what it does not make simpler."""
+    """While the exporter does not warn of missing packages, and of what it does not simplify."""
     loggers = [logging.getLogger(name) for name in (ONNXRegistry.__module__, "onnxscript", "onnx_ir")]
     before = [logger.level for logger in loggers]
     for logger in loggers:
@@ -107,7 +107,7 @@ def _say_dtypes(program: ExportedProgram) -> None:
 
 def _type_numbers(program: ExportedProgram) -> None:
     """Give numbers the types that the exporter's promotion wants: of several bounds it promotes the integers alone,
-    and where an operator takes tensors it looks for one that takes the number.
+    and where an operator takes tensors it searches for one that takes the number.
     """
     for node in program.graph.nodes:
         schema, look = getattr(node.target, "_schema", None), node.meta.get("val")
@@ -132,7 +132,7 @@ def _is_wide(program: ExportedProgram) -> bool:
 
 
 def by_torch(ops: Iterable[Any]) -> dict[Any, Any]:
-    """How torch takes some operators apart."""
+    """How torch decomposes some operators."""
     return {op: decomposition_table[op] for op in ops}
 
 
@@ -153,7 +153,7 @@ def by_torch_if_wide(ops: Iterable[Any]) -> dict[Any, Any]:
 
 
 def decompositions() -> dict[Any, Any]:
-    """How the exporter takes operators apart that ONNX has not."""
+    """How the exporter decomposes operators that ONNX does not have."""
     return create_onnx_friendly_decomposition_table(set(get_onnx_implemented_overloads(_registry())))
 
 
@@ -164,7 +164,7 @@ def exporters(op: Any) -> Callable[..., Any]:
 
 
 def untranslated(program: ExportedProgram, known: Collection[Any], opset: int) -> Iterator[tuple[Node, str]]:
-    """The nodes of a program that the exporter cannot translate, each with the reason; ``known``: who has others."""
+    """The nodes that the exporter cannot translate, with reasons; ``known``: operators with a translation of ours."""
     for node in program.graph.nodes:
         if node.op != "call_function" or node.target in known or node.target is operator.getitem:
             continue

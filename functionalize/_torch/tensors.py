@@ -1,6 +1,6 @@
 """What a tensor says of itself, and its memory, past what modes and autograd see of it; where a module has its state.
 
-Invariant: no mode, no autograd and no version counter hears of what is asked and done here. Limits: plain tensors.
+Guarantees: modes, autograd and version counters do not see what is asked and done here. Limits: plain tensors.
 """
 
 from __future__ import annotations
@@ -65,18 +65,18 @@ def is_persistent(module: torch.nn.Module, name: str) -> bool:
 
 
 def storage_id(storage: torch.UntypedStorage) -> int:
-    """Identity of a storage, of fake ones as well: `data_ptr` is none where there are no data."""
+    """Identity of a storage, of fake ones as well: a `data_ptr` needs data."""
     return int(storage._cdata)
 
 
-# The same, of a tensor's storage; raises where it has none.
+# The same, for a tensor's storage; raises without one.
 storage_address: Callable[[torch.Tensor], int] = torch._C._storage_address  # type: ignore[attr-defined]
 # Whether tensors of a third argument, a tuple, share a storage with one another or with those of the first two.
 share_storages: Callable[..., bool] = torch._C._any_output_is_alias_to_input_or_output
 
 
 def storage_key(tensor: torch.Tensor) -> int:
-    """Identity of a tensor's storage; of the tensor itself where it has none (sparse, mkldnn), as a negative number."""
+    """Identity of a tensor's storage; without one (sparse, mkldnn) of the tensor itself, as a negative number."""
     if type(tensor) is not FakeTensor and (tensor.layout is not _STRIDED or tensor.is_nested):  # no fake one is nested
         return -id(tensor)
     try:
@@ -91,7 +91,7 @@ def belongs_to_others(storage: torch.UntypedStorage) -> bool:
 
 
 def check_sum(storage: torch.UntypedStorage) -> int | None:
-    """A sum of the bytes of a memory; None of a device's."""
+    """A sum of the bytes of a memory; None for a device's."""
     if storage.device.type != "cpu" or not storage.nbytes():
         return None
     return zlib.crc32(memory_of(storage))
@@ -103,7 +103,7 @@ def memory_of(storage: torch.UntypedStorage) -> memoryview:
 
 
 def counted_with(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """A tensor in the memory of another as autograd counts the writes of both together; itself where it is in none."""
+    """A tensor in the memory of another as autograd counts the writes of both together; else itself."""
     if storage_key(tensor) != storage_key(other):
         return tensor
     made = other.detach()
@@ -137,7 +137,7 @@ def share_gradient_hooks(of: torch.Tensor, to: torch.Tensor) -> None:
 OFFSET, VIEW, HOOKS, LEAF = "storage offset", "is a view", "kinds of hooks on its gradient", "is a leaf"
 VERSION, STORAGE, GRADIENT = "version", "storage size in bytes", "has a gradient"
 LAYOUT, BEGIN = "strides", "place in its storage"  # asked outright, or such as decide what is written
-LEAF_VIEW = "is a leaf, and a view"  # told to require gradients when it was a view of what requires none
+LEAF_VIEW = "is a leaf, and a view"  # set to require gradients when it was a view of what does not
 SILENT_VIEW = "is a view without gradients of what requires some"
 FOLLOWED_VIEW = "is a view of what requires gradients"  # and requires them by that
 KIND = "kind"  # a parameter, a buffer, or neither
@@ -163,7 +163,7 @@ _users: Callable[[int], int] = torch._C._storage_Use_Count
 
 
 def has_others(key: int, count: int) -> bool:
-    """Whether a storage, by its identity as :func:`storage_key` told it, has more than a number of tensors."""
+    """Whether a storage, by its :func:`storage_key`, has more than a number of tensors."""
     return _users(key) >= _users_of_one() + count
 
 
@@ -190,7 +190,7 @@ def bytes_of_original(handle: torch.Tensor) -> int | None:
 
 
 def is_view_to_autograd(tensor: torch.Tensor) -> bool:
-    """Whether autograd takes a tensor for a view; no mode is told that this is asked."""
+    """Whether autograd takes a tensor for a view; modes do not see the question."""
     with torch._C.DisableTorchFunction():
         return tensor._is_view()
 
@@ -210,7 +210,7 @@ def is_taken_again(view: torch.Tensor) -> bool:
 
 
 def creation_of(view: torch.Tensor) -> Any:
-    """How autograd came by a view, if not by an operator that gives one view with gradients on; None else."""
+    """How autograd came by a view, if not by an operator that gives one view with gradients on; else None."""
     creation: Any = torch._C._autograd
     found = creation._get_creation_meta(view) if is_view_to_autograd(view) else creation.CreationMeta.DEFAULT
     return None if found == creation.CreationMeta.DEFAULT else found
@@ -239,7 +239,7 @@ def created_as(creation: Any) -> contextlib.AbstractContextManager[Any]:
 
 
 def view_again(view: torch.Tensor, base: torch.Tensor) -> torch.Tensor | None:
-    """The view that autograd takes, of fake tensors, by the steps that led to one; None where they lead nowhere."""
+    """The view that autograd takes, of fake tensors, by the steps that led to one; None where they fail."""
     with torch.no_grad(), contextlib.suppress(RuntimeError, ValueError, IndexError):
         taken: torch.Tensor = view._view_func_unsafe(base)
         return taken
@@ -247,7 +247,7 @@ def view_again(view: torch.Tensor, base: torch.Tensor) -> torch.Tensor | None:
 
 
 def autograd_base(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor that autograd takes a tensor for a view of; itself where it is none."""
+    """The tensor that autograd takes a tensor for a view of; itself where it is not a view."""
     return tensor._base if tensor._is_view() and tensor._base is not None else tensor
 
 
@@ -257,8 +257,8 @@ def set_versions(tensors: Sequence[torch.Tensor], versions: Sequence[int]) -> No
 
 
 def count_writes(tensor: torch.Tensor, count: int) -> None:
-    """Tell autograd so often that a tensor was written; less than none, where it saw what was one write as several."""
-    if tensor.is_inference():  # of which it knows no versions
+    """Count so many more writes of a tensor for autograd; a negative number where it counted one write as several."""
+    if tensor.is_inference():  # it has no versions
         return
     for _ in range(count):
         torch._C._increment_version((tensor,))
@@ -272,9 +272,10 @@ def memory_write(handle: torch.Tensor, value: torch.Tensor) -> None:
         handle.copy_(value)
 
 
-def memory_view(storage: torch.UntypedStorage, where: tuple[Any, Any, Any], dtype: torch.dtype) -> torch.Tensor:
-    """A place (size, strides, offset) of a storage, as a tensor that no mode has seen."""
-    size, stride, offset = where
+def memory_view(
+    storage: torch.UntypedStorage, *, size: Sequence[Any], stride: Sequence[Any], offset: Any, dtype: torch.dtype
+) -> torch.Tensor:
+    """A part of a storage, as a tensor that no mode has seen."""
     with below_dispatch(), torch._C._AutoDispatchBelowADInplaceOrView():
         return torch.empty(0, dtype=dtype, device=storage.device).set_(storage, offset, size, stride)
 
@@ -290,13 +291,13 @@ def copy_of_memory(value: torch.Tensor, storage: torch.UntypedStorage | None = N
 
 
 def alias_of_wrapper(func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: torch.Tensor) -> torch.Tensor:
-    """A wrapper subclass that a view op made, told that it shares the storage of the wrapper that it views."""
+    """A wrapper subclass that a view op made, marked as sharing the storage of the wrapper that it views."""
     with _disable_current_modes():
         told: torch.Tensor = return_and_correct_aliasing(func, args, kwargs, out)
     return told
 
 
-# What tells the elements of a sparse tensor.
+# What gives the elements of a sparse tensor.
 OF_ELEMENTS: Mapping[str, Any] = {
     name: getattr(torch.Tensor, name) for name in ("_nnz", "_values", "_indices", "values", "indices")
 }
@@ -316,5 +317,5 @@ FUSED_STEPS: tuple[Any, ...] = tuple(
 
 
 def has_unknown_elements(tensor: torch.Tensor) -> bool:
-    """Whether only the data tell how many elements a sparse tensor has: a fake one says that it has none."""
+    """Whether a sparse tensor has a data-dependent number of elements: a fake one says that it is empty."""
     return isinstance(tensor, FakeTensor) and tensor.layout is torch.sparse_coo and not tensor._nnz()

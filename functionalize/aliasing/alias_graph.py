@@ -22,12 +22,10 @@ from functionalize.aliasing.geometry import Layout, hint, hinted_span, is_empty
 from functionalize.aliasing.overlap import RouteStep, as_dtype, flat_base_layout, reaches, route
 from functionalize.aliasing.view_rules import Call, Value, ViewRule
 from functionalize.errors import UnsupportedMutationError
+from functionalize.ops import traits
 
 aten = torch.ops.aten
 
-# A user's `x.view(-1)` of a tensor that has one dimension already is kept as a step of its own, as in the documented
-# graphs of torch.func.functionalize. Deeper in a chain, and for other ops, such a step is dropped.
-_RENAMINGS = frozenset({aten.view.default, aten._unsafe_view.default})
 _LONG_CHAIN = 3  # from here on a view looks for a shorter way from the root
 
 
@@ -47,7 +45,7 @@ class AliasGraph:
         self._together = {key: group for key, group in self._together.items() if len(group) > 1}
 
     def leave_out(self, handle: torch.Tensor) -> None:
-        """Forget an input that nobody uses: others that share its storage get their base without it."""
+        """Forget an unused input: others that share its storage get their base without it."""
         group = self._together.get(storage_key(handle), [])
         group[:] = [other for other in group if other is not handle]
 
@@ -65,7 +63,7 @@ class AliasGraph:
             return None
         layout = Layout.of(handle)
         known = base.handles.get(id(handle))
-        if known is not None and (known.view.layout is layout or known.view.layout.key == layout.key):
+        if known is not None and known.view.layout.matches(layout):
             return known.view
         if base.at(layout) is None:
             base.simplify()
@@ -118,10 +116,10 @@ class AliasGraph:
     ) -> View:
         """The view that ``op(source, *args)`` makes; chains collapse where fewer steps reach the same layout.
 
-        ``sized_by_data``: whether only the data told sizes of the source, before the op took them for others.
+        ``sized_by_data``: whether sizes of the source were data-dependent, before the op took them for others.
         """
         base, build = source.base, view_rules.VIEW_RULES.get(op)
-        if source is base.root and op in _RENAMINGS and layout.key == source.layout.key:
+        if source is base.root and op in traits.RESIZING_VIEWS and layout.matches(source.layout):
             return base.renamed(view_rules.VIEW_RULES[op](source.layout, layout, *args))
         known = base.at(layout)
         if known is source and build is not None and (sized_by_data or (not layout.static and unbacked(layout.size))):
@@ -137,7 +135,7 @@ class AliasGraph:
         return base.add(source, build(source.layout, layout, *args), layout)
 
     def _shortcut(self, source: View, layout: Layout) -> View | None:
-        """The view of a layout at the end of a long chain, by fewer steps from the root; None if there are none."""
+        """The view of a layout at the end of a long chain, by fewer steps from the root; None if not fewer."""
         base, root = source.base, source.base.root
         length = source.depth - root.depth
         steps = route(root.layout, layout)
@@ -151,10 +149,10 @@ class AliasGraph:
     def _last(self, root: View, steps: Sequence[RouteStep]) -> tuple[View, ViewRule]:
         """The last step of a route as a rule, and the view that it starts from."""
         parent = root
-        for op, args, reached in steps[:-1]:
-            parent = _step(parent, op, args, reached)
-        op, args, reached = steps[-1]
-        return parent, _rule(op, parent, reached, args)
+        for step in steps[:-1]:
+            parent = _step(parent, step.op, step.args, step.layout)
+        last = steps[-1]
+        return parent, _rule(last.op, parent, last.layout, last.args)
 
     def prepare_write(self, view: View) -> None:
         """Move a view that is about to be written below sources that hold each element once.
@@ -196,7 +194,7 @@ class AliasGraph:
         source = base.top if reaches(top, layout) else self._make_flat_base(base, layout)
         if source.layout.dtype != layout.dtype:
             recast = as_dtype(source.layout, layout.dtype)
-            if recast.key == layout.key:
+            if recast.matches(layout):
                 return source, _rule(aten.view.dtype, source, layout, (layout.dtype,))
             source = _step(source, aten.view.dtype, (layout.dtype,), recast)
             self.prepare_write(source)

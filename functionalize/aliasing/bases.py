@@ -13,6 +13,7 @@ from __future__ import annotations
 import weakref
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from typing import Any
@@ -51,7 +52,7 @@ class View:
 
     @cached_property
     def box(self) -> Box | None:
-        """The layout as a box of the root; None where it is none."""
+        """The layout as a box of the root; None where it is not a box."""
         return box_of(self.base.root.layout, self.layout)
 
     @property
@@ -79,8 +80,17 @@ class View:
             view = view.parent
 
 
+@dataclass(frozen=True, eq=False)
+class PendingWrite:
+    """A write that the value of the top does not have yet: to which view, what, and its generation."""
+
+    view: View
+    value: Value
+    generation: int
+
+
 class _Parts:
-    """Written views that are parts of one source along one dimension (rows, slices), found by where they lie.
+    """Written views that are parts of one source along one dimension (rows, slices), found by their positions.
 
     A question about one of n rows does not go through the writes to the others.
     """
@@ -158,7 +168,7 @@ _EVERYWHERE = Progression(0, 0, 1 << 62, drops=False)
 
 
 def _within(view: View, source: View, dim: int) -> Progression:
-    """Which part of a source along a dimension a view lies in, as far as its sources tell."""
+    """The part of a source along a dimension that contains a view, as far as its sources show."""
     for step in view.lineage():
         if step.parent is source:
             return step.part if step.part is not None and step.part.dim == dim else _EVERYWHERE
@@ -184,13 +194,13 @@ class Base:
         self.capacity: Any = None  # in bytes, before the program resized the storage
         self.root = self.top = View(self, None, None, Layout.of(handle))
         self.root.value = value
-        # The handle addresses all of its storage, also what lies between and around its elements.
+        # The handle addresses all of its storage, also what is between and around its elements.
         self.original = weakref.ref(handle) if value is handle else None
         self.twin: Value | None = None  # of the handle, from when its metadata changed
         self.held: torch.Tensor | None = None  # the handle, where it is to be written back when the call ends
         self.seed: Callable[[Call], Value] | None = None  # computes the top's first value, where the top is no handle
         self.log = WriteLog()
-        self.pending: dict[View, tuple[Value, int]] = {}  # writes that the top's value does not have yet
+        self.pending: dict[View, PendingWrite] = {}
         self.kept: dict[View, Value] | None = None  # every write that no later one covers, where that is asked for
         self.handles: dict[int, HandleRef] = {}
         self._views: dict[tuple[Any, ...], View] = {self.root.layout.key: self.root}
@@ -225,7 +235,7 @@ class Base:
             view.set_parent(view.parent, view.rule)
 
     def note_resize(self) -> None:
-        """Note the size of the storage, which the program is about to resize: what it gains holds nothing yet."""
+        """Note the size of the storage, which the program is about to resize: what it gains has no contents yet."""
         self.capacity = plain(self.storage.nbytes())
 
     def holds(self, layout: Layout) -> bool:

@@ -1,8 +1,8 @@
 """How a tensor addresses its storage, and arithmetic on sizes that may be symbols.
 
-Invariant: equal layouts have equal keys; nothing here guards a symbol, but for `differ`.
-Limits: symbolic layouts compare equal by expression, nothing more. `Layout` is a strided layout; a tensor's ``layout``
-attribute is torch's, which tells strided from sparse.
+In: tensors, sizes and strides. Out: `Layout`, the one form in which a layout is handed on, and comparisons of them.
+Guarantees: equal layouts have equal keys; only `differ` guards a symbol. Limits: symbolic layouts are equal if their
+expressions are. `Layout` is a strided layout; a tensor's ``layout`` attribute is torch's: strided, sparse.
 """
 
 from __future__ import annotations
@@ -27,12 +27,15 @@ def _hashable(number: Any) -> Any:
 
 
 def same(one: Sequence[Any], two: Sequence[Any]) -> bool:
-    """Whether two lists of sizes are known to be equal, without asking anything of a symbol."""
+    """Whether two lists of sizes are known to be equal, without a question to a symbol."""
     return len(one) == len(two) and all(_hashable(a) == _hashable(b) for a, b in zip(one, two, strict=True))
 
 
 def differ(one: Sequence[Any], two: Sequence[Any]) -> bool:
-    """Whether two sizes differ. Asks the symbols, which become guards; what data decide differs unless known equal."""
+    """Whether two sizes differ. Asks the symbols, which become guards.
+
+    Data-dependent sizes differ unless their expressions are equal.
+    """
     return not same(one, two) and (unbacked((*one, *two)) or tuple(one) != tuple(two))
 
 
@@ -41,7 +44,7 @@ def hint(number: Any) -> int:
     return number if type(number) is int else hint_of(number) or 0
 
 
-_MANY = 61  # elements that a size has where only the data tell: a prime, so that they fill rows of no other size
+_MANY = 61  # the hint for a data-dependent size: a prime, which is not a multiple of another size
 
 
 def size_hint(number: Any) -> int:
@@ -70,7 +73,7 @@ class Layout:
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Layout:
         if tensor.layout is not _STRIDED or (type(tensor) is not FakeTensor and tensor.is_nested):
-            # No storage to address, nothing to view.
+            # Without a storage to address, and without views.
             return cls(() if tensor.is_nested else tuple(tensor.size()), (), 0, tensor.dtype)
         size, stride, offset = tensor.size(), tensor.stride(), tensor.storage_offset()
         dtype = tensor.dtype
@@ -84,6 +87,16 @@ class Layout:
         """Hashable; equal for layouts that address the same elements in the same way."""
         size, stride = tuple(map(_hashable, self.size)), tuple(map(_hashable, self.stride))
         return (size, stride, _hashable(self.offset), self.dtype, self.conj, self.neg)
+
+    def matches(self, other: Layout, *, ignoring_lazy_bits: bool = False) -> bool:
+        """Whether two layouts address the same elements in the same way: with ignored bits, by the expressions of now.
+
+        Some symbols have been found to be equal to others since the keys were computed.
+        """
+        if self is other or not ignoring_lazy_bits:
+            return self is other or self.key == other.key
+        known = same(self.size, other.size) and same(self.stride, other.stride) and same([self.offset], [other.offset])
+        return known and self.dtype == other.dtype
 
     @cached_property
     def static(self) -> bool:
@@ -154,9 +167,9 @@ class Layout:
 
     @cached_property
     def has_internal_overlap(self) -> bool:
-        """Whether two positions share an element, for the sizes of this trace; those that data decide by a hint."""
+        """Whether two positions share an element, for the sizes of this trace; data-dependent ones by a hint."""
         if len(self.stride) < len(self.size) or (self.static and self.contiguous):
-            return False  # sparse, or all apart
+            return False  # sparse, or each at its own place
         return not self.strides_nest and all(size for _, size in self._walks) and _has_equal_offsets(self._walks)
 
     @property
@@ -215,7 +228,7 @@ def hinted_span(layout: Layout) -> tuple[int, int]:
 
 
 def is_empty(layout: Layout) -> bool:
-    """Whether there are no elements, for the sizes of this trace; sizes that data decide count as some."""
+    """Whether there are no elements, for the sizes of this trace; data-dependent sizes count as more than zero."""
     return not unbacked(layout.size) and 0 in map(hint, layout.size)
 
 

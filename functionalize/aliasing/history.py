@@ -147,7 +147,7 @@ class Historian:
         return len(self._views) + self._writes
 
     def detach(self) -> None:
-        """Nothing more will happen: let go of what told where the program was."""
+        """The run has ended: drop what said where the program was."""
         del self._name_of, self._here
 
     def writes_of(self, base: Base) -> Sequence[WriteRecord]:

@@ -1,7 +1,7 @@
 """Whether two layouts of one storage share elements, which layout reaches another, and by which plain views.
 
 Invariant: of plain sizes answers are exact, else conservative: "disjoint" is only said when proved.
-Limits: proofs need sizes known as plain integers; symbolic layouts compare equal by expression, nothing more.
+Limits: proofs need sizes known as plain integers; symbolic layouts are equal if their expressions are.
 """
 
 from __future__ import annotations
@@ -17,18 +17,35 @@ from functionalize._torch import unbacked
 from functionalize.aliasing.geometry import Layout, hint, hinted_span, plain, same, stop
 
 aten = torch.ops.aten
-RouteStep = tuple[Any, tuple[Any, ...], Layout]  # a view op, its arguments, and the layout that it gives
+
+
+@dataclass(frozen=True, eq=False)
+class RouteStep:
+    """A view op, its arguments after the source, and the layout that it gives."""
+
+    op: Any
+    args: tuple[Any, ...]
+    layout: Layout
+
+
+@dataclass(frozen=True)
+class Axis:
+    """The positions along one dimension of a root: an arithmetic progression."""
+
+    start: int
+    step: int
+    count: int
 
 
 @dataclass(frozen=True)
 class Box:
     """A view as one arithmetic progression for each dimension of its root.
 
-    ``axes[i] = (start, step, count)`` for root dimension i; ``dims[d]`` is the root dimension that dimension d
-    of the view walks along, None where it has size 1 or stride 0.
+    ``axes[i]`` is that of root dimension i; ``dims[d]`` is the root dimension that dimension d of the view walks along,
+    None where it has size 1 or stride 0.
     """
 
-    axes: tuple[tuple[int, int, int], ...]
+    axes: tuple[Axis, ...]
     dims: tuple[int | None, ...]
 
 
@@ -41,7 +58,7 @@ def box_of(root: Layout, view: Layout) -> Box | None:
     starts = _starts(root, view.offset - root.offset)
     if starts is None:
         return None
-    axes = [(start, 1, 1) for start in starts]
+    axes = [Axis(start, 1, 1) for start in starts]
     dims: list[int | None] = []
     for size, stride in zip(view.size, view.stride, strict=True):
         if size == 1 or stride == 0:
@@ -50,7 +67,7 @@ def box_of(root: Layout, view: Layout) -> Box | None:
         dim = _axis(root, axes, size, stride)
         if dim is None:
             return None
-        axes[dim] = (axes[dim][0], stride // root.stride[dim], size)
+        axes[dim] = Axis(axes[dim].start, stride // root.stride[dim], size)
         dims.append(dim)
     return Box(tuple(axes), tuple(dims))
 
@@ -68,12 +85,11 @@ def _starts(root: Layout, delta: int) -> list[int] | None:
     return starts if delta == 0 else None
 
 
-def _axis(root: Layout, axes: list[tuple[int, int, int]], size: int, stride: int) -> int | None:
+def _axis(root: Layout, axes: list[Axis], size: int, stride: int) -> int | None:
     for dim in root.outermost_first:
-        start, _, count = axes[dim]
-        if root.size[dim] == 1 or count != 1 or stride % root.stride[dim]:
+        if root.size[dim] == 1 or axes[dim].count != 1 or stride % root.stride[dim]:
             continue
-        if start + (size - 1) * (stride // root.stride[dim]) < root.size[dim]:
+        if axes[dim].start + (size - 1) * (stride // root.stride[dim]) < root.size[dim]:
             return dim
     return None
 
@@ -90,18 +106,18 @@ def _steps(root: Layout, box: Box, out: Layout) -> list[RouteStep]:
     size, stride, offset = list(root.size), list(root.stride), root.offset
 
     def go(op: Any, *args: Any) -> None:
-        result.append((op, args, replace(root, size=tuple(size), stride=tuple(stride), offset=offset)))
+        result.append(RouteStep(op, args, replace(root, size=tuple(size), stride=tuple(stride), offset=offset)))
 
     kept = [dim for dim in box.dims if dim is not None]
     for dim in reversed(range(len(root.size))):
         if dim not in kept:
-            start = box.axes[dim][0]
+            start = box.axes[dim].start
             offset += start * stride[dim]
             del size[dim], stride[dim]
             go(aten.select.int, dim, start)
     for axis, dim in enumerate(sorted(kept)):
-        start, step, count = box.axes[dim]
-        if (start, step, count) != (0, 1, size[axis]):
+        start, step, count = box.axes[dim].start, box.axes[dim].step, box.axes[dim].count
+        if start != 0 or step != 1 or count != size[axis]:
             offset += start * stride[axis]
             size[axis], stride[axis] = count, stride[axis] * step
             go(aten.slice.Tensor, axis, start, start + (count - 1) * step + 1, step)
@@ -117,7 +133,7 @@ def _steps(root: Layout, box: Box, out: Layout) -> list[RouteStep]:
     if tuple(size) != out.size:
         size, stride = list(out.size), list(out.stride)
         go(aten.expand.default, size)
-    return [*result[:-1], (*result[-1][:2], out)] if result else []
+    return [*result[:-1], replace(result[-1], layout=out)] if result else []
 
 
 def boxes_disjoint(one: Box, two: Box) -> bool:
@@ -125,17 +141,16 @@ def boxes_disjoint(one: Box, two: Box) -> bool:
     return any(_progressions_disjoint(a, b) for a, b in zip(one.axes, two.axes, strict=True))
 
 
-def _progressions_disjoint(one: tuple[int, int, int], two: tuple[int, int, int]) -> bool:
-    (a, step_a, count_a), (b, step_b, count_b) = one, two
-    if a + (count_a - 1) * step_a < b or b + (count_b - 1) * step_b < a:
+def _progressions_disjoint(one: Axis, two: Axis) -> bool:
+    if one.start + (one.count - 1) * one.step < two.start or two.start + (two.count - 1) * two.step < one.start:
         return True
-    return (a - b) % math.gcd(step_a, step_b) != 0
+    return (one.start - two.start) % math.gcd(one.step, two.step) != 0
 
 
 def disjoint_guarded(one: Layout, two: Layout) -> bool:
     """Whether two layouts share no element, for the sizes of this trace: asks the symbols, which become guards.
 
-    Only what holds is asked. False, without a question, where sizes come from data or this shows nothing.
+    Only what holds is asked. False, without a question, where sizes are data-dependent or where this cannot show it.
     """
     if any(unbacked(layout.symbols) for layout in (one, two)):
         return False
@@ -152,7 +167,7 @@ def _separations(one: Layout, two: Layout) -> Iterator[list[tuple[Any, Any]]]:
     yield [(high_1, low_2)]
     yield [(high_2, low_1)]
     for period in [step for step, size in one.byte_steps if hint(size) > 1 and hint(step)]:
-        # Where all longer strides are multiples of a period, the rest of the addresses lie in one part of it for each.
+        # Where all longer strides are multiples of a period, the rest of the addresses are in one part of it for each.
         multiples = [
             (step % period, 0) for layout in (one, two) for step, _ in layout.byte_steps if hint(step) > hint(period)
         ]
@@ -231,7 +246,7 @@ def repeats_part(target: Layout, source: Layout) -> bool:
         )
     box = box_of(target, source)
     return box is not None and all(
-        walked is None or (walked == dim and box.axes[dim][2] == size)
+        walked is None or (walked == dim and box.axes[dim].count == size)
         for dim, (walked, size) in enumerate(zip(box.dims, target.size, strict=True))
     )
 
@@ -293,7 +308,7 @@ def flat_base_layout(old: Layout, layout: Layout) -> Layout | None:
     Its dtype is the old top's. Of symbolic layouts the ends are those for the sizes of this trace; the ops check their
     bounds. None where symbols would have to be rounded.
     """
-    if unbacked(old.size):  # all that is old: it cannot be told what lies beyond
+    if unbacked(old.size):  # all of the old layout: what is beyond it is not known
         whole = old.order is not None and old.dtype == layout.dtype
         return Layout((math.prod(old.size),), (1,), old.offset, old.dtype) if whole else None
     item, unit = old.dtype.itemsize, min(old.dtype.itemsize, layout.dtype.itemsize)

@@ -18,11 +18,10 @@ from typing import Any, Protocol
 
 import torch
 
-from functionalize.aliasing.bases import Base, View, WriteLog
+from functionalize.aliasing.bases import Base, PendingWrite, View, WriteLog
 from functionalize.aliasing.view_rules import LazyValue, Progression, Value
 
 aten = torch.ops.aten
-PendingWrite = tuple[View, Value, int]  # a pending write: the view, its new value, its position in the log
 
 
 class Execution(Protocol):
@@ -32,7 +31,7 @@ class Execution(Protocol):
         """Execute one op on values."""
 
     def recorded_view(self, view: View, source_value: Value) -> Value | None:
-        """A view's value, given its source's, where no op has to run for it; else None."""
+        """A view's value, given its source's, where it is known without running an op; else None."""
 
     def carrying_out(self, base: Base, write: int) -> AbstractContextManager[None]:
         """While ops run for a write to a base, given by its position in the log, whoever reads the base."""
@@ -68,7 +67,7 @@ def commit(view: View, value: Value, *, aliased: bool = False) -> None:
     view.set_value(_lasting(view, value), len(base.log), aliased=aliased)
     _forget_covered(base.pending, view)
     if view is not base.top:
-        base.pending[view] = (value, len(base.log))
+        base.pending[view] = PendingWrite(view, value, len(base.log))
     if base.kept is not None:
         _forget_covered(base.kept, view)
         base.kept[view] = value
@@ -90,11 +89,11 @@ def _lasting(view: View, value: Value) -> Value | None:
 
 
 def _fold_pending(run: Execution, base: Base) -> None:
-    entries = [(view, value, generation) for view, (value, generation) in base.pending.items()]
+    writes = list(base.pending.values())
     base.pending.clear()
-    value = _fold(run, base.top, entries, lambda: top_value(run, base))
+    value = _fold(run, base.top, writes, lambda: top_value(run, base))
     # It may still be an aliased one: views carry it along, a scatter makes a new value.
-    aliased = run.views_alias and any(view.aliased and view.covers for view, _, _ in entries)
+    aliased = run.views_alias and any(write.view.aliased and write.view.covers for write in writes)
     base.top.set_value(value, len(base.log), aliased=aliased)
 
 
@@ -106,22 +105,22 @@ def top_value(run: Execution, base: Base) -> Value:
     return base.top.value
 
 
-def _fold(run: Execution, node: View, entries: list[PendingWrite], before: LazyValue) -> Value:
+def _fold(run: Execution, node: View, writes: list[PendingWrite], before: LazyValue) -> Value:
     """The value of ``node`` after writes at or below it, in order; ``before`` computes the one before them."""
-    batch: dict[View, Value] = {}  # new values of children that lie apart, not part of `before` yet
+    batch: dict[View, Value] = {}  # new values of disjoint children, not part of `before` yet
     lying = WriteLog()  # the same children, to ask which overlap
-    for child, consecutive in groupby(entries, key=lambda entry: _child_towards(node, entry[0])):
+    for child, consecutive in groupby(writes, key=lambda write: _child_towards(node, write.view)):
         group = list(consecutive)
         if child is None:
-            batch, lying, before = {}, WriteLog(), _constant(group[-1][1])
+            batch, lying, before = {}, WriteLog(), _constant(group[-1].value)
             continue
         if any(other is not child for other in lying.touching(child, 0)):
             batch, lying, before = {}, WriteLog(), _constant(_scatter(run, batch, before))
         lying.append(child)
         prior = _constant(batch[child]) if child in batch else _prior(run, child, group, before)
         batch[child] = value = _fold(run, child, group, prior)
-        aliased = any(view.aliased for view, _, _ in group) and (value is child.value or run.views_alias)
-        child.set_value(_lasting(child, value), group[-1][2], aliased=aliased)
+        aliased = any(write.view.aliased for write in group) and (value is child.value or run.views_alias)
+        child.set_value(_lasting(child, value), group[-1].generation, aliased=aliased)
     return _scatter(run, batch, before)
 
 
@@ -137,8 +136,8 @@ def _prior(run: Execution, child: View, group: list[PendingWrite], before: LazyV
     """How to compute a child's value before a group of writes below it."""
     rule = child.rule
     assert rule is not None
-    inside = {view for view, _, _ in group}
-    if child.value is not None and all(write in inside for write in child.base.log.touching(child, child.generation)):
+    inside = {write.view for write in group}
+    if child.value is not None and all(view in inside for view in child.base.log.touching(child, child.generation)):
         return _constant(child.value)
     return lambda: rule.replay(run.call, _owned(run, child, before))
 

@@ -6,6 +6,7 @@ integers.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ aten = torch.ops.aten
 
 
 def view_at(tensor: torch.Tensor, base: Layout, layout: Layout) -> torch.Tensor:
-    """The view of ``tensor`` that lies to it as ``layout`` lies to ``base``; see :func:`is_differentiable`."""
+    """The view that is to ``tensor`` what ``layout`` is to ``base``; see :func:`is_differentiable`."""
     if is_differentiable(base, layout):
         start = base.offset
         if base.dtype != layout.dtype:
@@ -27,7 +28,7 @@ def view_at(tensor: torch.Tensor, base: Layout, layout: Layout) -> torch.Tensor:
         return aten._neg_view.default(made) if layout.neg != base.neg else made
     distance = tensor.storage_offset() * tensor.itemsize - base.offset * base.dtype.itemsize
     offset = layout.offset + distance // layout.dtype.itemsize
-    made = tensor_at(tensor.untyped_storage(), (layout.size, layout.stride, offset), layout.dtype)
+    made = tensor_at(tensor.untyped_storage(), replace(layout, offset=offset))
     return with_lazy_bits(made, layout)
 
 
@@ -44,12 +45,11 @@ def with_lazy_bits(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
     return aten._neg_view.default(tensor) if layout.neg else tensor
 
 
-def tensor_at(storage: torch.UntypedStorage, where: tuple[Any, Any, Any], dtype: torch.dtype) -> torch.Tensor:
-    """A tensor at a size, strides and offset of a storage."""
-    size, stride, offset = where
+def tensor_at(storage: torch.UntypedStorage, layout: Layout) -> torch.Tensor:
+    """A tensor at a layout of a storage, without its lazy bits."""
     with torch.no_grad():
-        empty = torch.empty(0, dtype=dtype, device=storage.device)
-        return empty.set_(storage, offset, size, stride)
+        empty = torch.empty(0, dtype=layout.dtype, device=storage.device)
+        return empty.set_(storage, layout.offset, layout.size, layout.stride)
 
 
 def with_layout(value: torch.Tensor, layout: Layout) -> torch.Tensor:
@@ -63,7 +63,7 @@ def with_layout(value: torch.Tensor, layout: Layout) -> torch.Tensor:
 def with_strides(value: torch.Tensor, stride: Any) -> torch.Tensor:
     """The tensor itself, which gets strides, if they are others in dimensions of one position alone."""
     if value.layout is torch.strided and value.stride() != stride and has_strides(value, stride):
-        with BelowVersions():  # autograd does not hear of it
+        with BelowVersions():  # hidden from autograd
             value.as_strided_(value.size(), stride, value.storage_offset())
     return value
 

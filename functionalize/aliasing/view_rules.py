@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -34,7 +34,11 @@ class Progression:
     drops: bool
 
 
-OpCall = tuple[Any, tuple[Any, ...]]  # a view op and its arguments after ``self``
+class OpCall(NamedTuple):
+    """An op on a tensor, and its arguments after the tensor."""
+
+    op: Any
+    args: tuple[Any, ...]
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,7 @@ class ViewRule:
     """One view of a known source, in both directions.
 
     ``path``: the view ops that lead from the source to the view; nearly always one.
-    ``covers``: a write through the view leaves nothing of the source's old value.
+    ``covers``: a write through the view replaces all of the source's old value.
     ``part``: set for the views of which several can tile their source, see
         :func:`functionalize.aliasing.regenerate.tile_runs`.
     """
@@ -66,7 +70,7 @@ class ViewRule:
 
 def along(op: Any, *args: Any) -> tuple[OpCall, ...]:
     """A path of one view op; of arguments that are sequences it has lists of its own."""
-    return ((op, tuple(list(arg) if isinstance(arg, (list, tuple)) else arg for arg in args)),)
+    return (OpCall(op, tuple(list(arg) if isinstance(arg, (list, tuple)) else arg for arg in args)),)
 
 
 Builder = Callable[..., ViewRule]
@@ -117,24 +121,24 @@ def view_rule(*ops: Any) -> Callable[[Builder], Builder]:
 
 
 def _to_size(source: Layout, *_: Any) -> OpCall:
-    return aten.view.default, (list(source.size),)
+    return OpCall(aten.view.default, (list(source.size),))
 
 
 WAYS_BACK: dict[Any, Callable[..., OpCall]] = {
     aten.view.default: _to_size,
     aten.squeeze.default: _to_size,
     aten.squeeze.dims: _to_size,
-    aten.squeeze.dim: lambda source, *dim: (aten.unsqueeze.default, dim),
-    aten.unsqueeze.default: lambda source, *dim: (aten.squeeze.dim, dim),
-    aten.permute.default: lambda source, dims: (aten.permute.default, (_inverse_order(dims),)),
-    aten.transpose.int: lambda source, *dims: (aten.transpose.int, dims),
-    aten.t.default: lambda source: (aten.t.default, ()),
-    aten.view.dtype: lambda source, dtype: (aten.view.dtype, (source.dtype,)),
-    aten.view_as_real.default: lambda source: (aten.view_as_complex.default, ()),
-    aten.view_as_complex.default: lambda source: (aten.view_as_real.default, ()),
+    aten.squeeze.dim: lambda source, *dim: OpCall(aten.unsqueeze.default, dim),
+    aten.unsqueeze.default: lambda source, *dim: OpCall(aten.squeeze.dim, dim),
+    aten.permute.default: lambda source, dims: OpCall(aten.permute.default, (_inverse_order(dims),)),
+    aten.transpose.int: lambda source, *dims: OpCall(aten.transpose.int, dims),
+    aten.t.default: lambda source: OpCall(aten.t.default, ()),
+    aten.view.dtype: lambda source, dtype: OpCall(aten.view.dtype, (source.dtype,)),
+    aten.view_as_real.default: lambda source: OpCall(aten.view_as_complex.default, ()),
+    aten.view_as_complex.default: lambda source: OpCall(aten.view_as_real.default, ()),
     # Physical in either mode: the source's handle has no conjugate or negative bit, so its value gets none.
-    aten._conj.default: lambda source: (aten._conj_copy.default, ()),
-    aten._neg_view.default: lambda source: (aten._neg_view_copy.default, ()),
+    aten._conj.default: lambda source: OpCall(aten._conj_copy.default, ()),
+    aten._neg_view.default: lambda source: OpCall(aten._neg_view_copy.default, ()),
 }
 """Views of all of their source, and the op that leads back: from the source's layout and the view's arguments."""
 
@@ -283,10 +287,10 @@ def lower(op: Any, outs: Sequence[Layout], args: tuple[Any, ...]) -> list[OpCall
     """A multi-output view as one ``slice`` or ``select`` for each output."""
     if op is aten.unbind.int:
         dim = args[0] if args else 0
-        return [(aten.select.int, (dim, index)) for index in range(len(outs))]
+        return [OpCall(aten.select.int, (dim, index)) for index in range(len(outs))]
     dim = args[1] if len(args) > 1 else 0
     ends = accumulate((out.size[dim] for out in outs), initial=0)
-    return [(aten.slice.Tensor, (dim, start, stop)) for start, stop in pairwise(ends)]
+    return [OpCall(aten.slice.Tensor, (dim, start, stop)) for start, stop in pairwise(ends)]
 
 
 MULTI_OUTPUT_VIEWS = frozenset(

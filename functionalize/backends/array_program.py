@@ -381,10 +381,10 @@ class ArrayProgram:
         found += [(label, _CHANGED_OBJECT) for label in self._changed_objects()]
         if self.metadata.gives_gradients:
             found.append(("gradients of tensors that the program makes", "a graph's results have no gradients"))
-        if self._capture.set_in_torch:
+        if self._capture.modes_left:
             found.append(
                 (
-                    ", ".join(self._capture.set_in_torch),
+                    ", ".join(self._capture.modes_left),
                     ("the program changes a setting of torch, which a graph cannot do"),
                 )
             )

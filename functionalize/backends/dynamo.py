@@ -69,7 +69,7 @@ from functionalize.runtime.guards.alias_pattern import alias_pattern
 from functionalize.runtime.guards.modes import DEFAULT_DTYPE, in_modes, set_modes
 from functionalize.runtime.guards.sizes import InputSize, Sizes, no_sizes
 from functionalize.runtime.metadata import ProgramMetadata, needed_results
-from functionalize.runtime.side_effects import LeftInObjects
+from functionalize.runtime.outputs.side_effects import LeftInObjects
 from functionalize.tracing.fakeify import fresh
 from functionalize.transform.api import run_call
 from functionalize.transform.handlers.custom_ops import NoFormulaError

@@ -77,7 +77,7 @@ def to_exported_program(
     if refused:
         causes = [UnsupportedExportError.cause(what, why=why, hint=hint, at=at) for what, why, hint, at in refused]
         raise UnsupportedExportError(to, causes)
-    found = exportable(program)
+    found = exportable(program, to)
     by_value = by_value or explicit_state
     options = {"by_value": by_value, "scales": scales, "floats": floats, "layouts": layouts}
     graph = ExportGraph(found, copies=program.remove == "mutations_and_views", **options)

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from functionalize.errors import InputMismatchError, UnsupportedProgramError
-from functionalize.python_state.containers import SlotsOf, slots_of
-from functionalize.python_state.decompose import anatomy_of, attributes_of
+from functionalize.python_state.containers import SlotsOf
+from functionalize.python_state.decompose import attributes_of, decompose, slots_of
 from functionalize.python_state.walk import LEAF_TYPES
 
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)  # which hold what no graph gives
@@ -173,6 +173,6 @@ def _leads_to_arrays(tree: Any, within: tuple[int, ...]) -> bool:
         return True
     if type(tree) in _VALUES or isinstance(tree, type) or id(tree) in within:
         return False
-    anatomy = anatomy_of(tree)  # with what a built-in class keeps: a slice, an iterator
-    parts = [] if anatomy is None else [part for _, part in (*anatomy.first, *anatomy.rest)]
-    return any(_leads_to_arrays(part, (*within, id(tree))) for part in parts)
+    parts = decompose(tree)  # with what a built-in class keeps: a slice, an iterator
+    deeper = (*within, id(tree))
+    return parts is not None and any(_leads_to_arrays(part.value, deeper) for part in (*parts.first, *parts.rest))

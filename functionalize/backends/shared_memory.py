@@ -21,13 +21,12 @@ from functionalize._torch import pytree
 from functionalize._torch.exporting import viewing
 from functionalize.aliasing.geometry import Layout
 from functionalize.errors import InputMismatchError
-from functionalize.runtime.graphs.graph_forms import VIEW_OF
+from functionalize.ops import traits
 from functionalize.runtime.guards.alias_pattern import Pattern, Shared, same_tensors
 from functionalize.runtime.metadata import ProgramMetadata
 
 aten = torch.ops.aten
 _STRIDED = (aten.as_strided.default, aten.as_strided_copy.default)
-_SCATTERS = (aten.as_strided_scatter.default, *VIEW_OF)
 
 
 def passed_state(pattern: Pattern, metadata: ProgramMetadata, bound: Collection[int] = ()) -> dict[int, int]:
@@ -182,7 +181,7 @@ def _needs_more(graph: Graph, shown: dict[Node, torch.Tensor]) -> bool:
 def _moved(node: Node, shown: Mapping[Node, torch.Tensor]) -> torch.Tensor | None:
     """Which elements of a view, a copy of a view or a scatter into one are there; None of anything else."""
     op: Any = viewing(node.target) or node.target
-    if op is aten.view.dtype or not (getattr(op, "is_view", False) or op in _SCATTERS):
+    if op is aten.view.dtype or not (getattr(op, "is_view", False) or op in traits.SCATTERS):
         return None
 
     def of(one: Node) -> torch.Tensor:

@@ -17,8 +17,8 @@ from typing import Any
 
 import click
 
+from functionalize.cli.description import code_of, described
 from functionalize.cli.exporting import FORMATS, called, format_of, loaded, summary
-from functionalize.cli.folders import code_of, described, saved
 from functionalize.cli.onnx_options import OnnxOptions, with_onnx_options
 from functionalize.cli.shared import (
     Job,
@@ -58,7 +58,6 @@ Examples:
   functionalize export my_models:WithLoss f32[8,3] --optimizer 'AdamW(lr=0.01)' --to stablehlo -o step.stablehlo
   functionalize run net.onnx --calls 3
   functionalize ops add_.Tensor
-  functionalize tables check
 """
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
@@ -179,10 +178,8 @@ def verify(job: Job, runs: int, rtol: float | None, atol: float | None) -> None:
 
 @commands.command()
 @on_target
-@click.option(
-    "--to", type=click.Choice(["folder", *FORMATS]), help="The format to write (default: by the ending of -o)."
-)
-@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="The file or folder to write.")
+@click.option("--to", type=click.Choice(list(FORMATS)), help="The format to write (default: by the ending of -o).")
+@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="The file to write.")
 @with_onnx_options
 def export(job: Job, to: str | None, output: Path, onnx: OnnxOptions) -> None:
     """Capture TARGET and write it for other engines.
@@ -192,32 +189,19 @@ def export(job: Job, to: str | None, output: Path, onnx: OnnxOptions) -> None:
       .pt2        for torch.export.load
       .onnx       for ONNX Runtime
       .stablehlo  for jax.export; the first state is in an npz beside it
-      .jax        the same, in one file
-    \b
-    A folder (-o without such an ending) contains
-      graph_module.pt   the torch.fx.GraphModule, by torch.save; load it with weights_only=False
-      state.pt          parameters, buffers and constants, by the names of the graph's inputs
-      signature.json    what each input and output of the graph is, and what is written
-      graph.txt         the graph's code, to read
 
     \b
     Examples:
       functionalize export my_models:Net f32[batch=4,3,32,32] --eval -o net.onnx
       functionalize export my_models:Net f32[1,3,32,32] --eval -o net.onnx --opset-version 18 --verify
-      functionalize export my_models:Net f32[1,3,32,32] -o net
+      functionalize export my_models:Net f32[1,3,32,32] -o net.pt2
     """
     form = format_of(to, output)
-    options = onnx.arguments(job) if form == "onnx" else onnx.refused(form or "folder")
+    options = onnx.arguments(job) if form == "onnx" else onnx.refused(form)
     program = job.capture()
-    if form is None:
-        program.warn_of_training()
-        files = saved(program, output)
-    else:
-        FORMATS[form].write(program, output, options)
-        files = {form: str(output)}
-    for what, file in files.items():
-        say(job, f"wrote {what.replace('_', ' ')}: {file}")
-    answer(job, {"target": job.target, "files": files})
+    FORMATS[form].write(program, output, options)
+    say(job, f"wrote {form}: {output}")
+    answer(job, {"target": job.target, "files": {form: str(output)}})
 
 
 @commands.command(name="run")
@@ -296,18 +280,6 @@ def operators(
         return
     for line in _explained(known, rows) if names else (row.name for row in rows):
         click.echo(line)
-
-
-@commands.command(context_settings={"ignore_unknown_options": True}, add_help_option=False)
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def tables(arguments: tuple[str, ...]) -> None:
-    """Make, check and compare the tables of operators: emit, check, diff, explain, source.
-
-    The arguments are those of `python -m functionalize.codegen`.
-    """
-    from functionalize.codegen.__main__ import main
-
-    click.get_current_context().exit(main(list(arguments)))
 
 
 def run(arguments: Sequence[str]) -> int:

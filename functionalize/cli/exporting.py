@@ -105,14 +105,7 @@ def _write_stablehlo(program: CapturedProgram, path: Path, options: Mapping[str,
     program.to_stablehlo(path)
 
 
-def _write_jax(program: CapturedProgram, path: Path, options: Mapping[str, Any]) -> None:
-    from functionalize.backends.jax import save
-
-    program.warn_of_training()
-    save(program.to_jax(), path)
-
-
-def _read_jax(path: Path) -> Loaded:
+def _read_stablehlo(path: Path) -> Loaded:
     import torch
 
     from functionalize._torch import pytree
@@ -130,40 +123,25 @@ def _read_jax(path: Path) -> Loaded:
 FORMATS = {
     "pt2": Format(".pt2", _write_pt2, _read_pt2),
     "onnx": Format(".onnx", _write_onnx, _read_onnx),
-    "stablehlo": Format(".stablehlo", _write_stablehlo, _read_jax),
-    "jax": Format(".jax", _write_jax, _read_jax),
+    "stablehlo": Format(".stablehlo", _write_stablehlo, _read_stablehlo),
 }
 
 
-def format_of(to: str | None, output: Path) -> str | None:
-    """The format that is written: what ``to`` says, else the suffix; None is a folder.
+def format_of(to: str | None, output: Path) -> str:
+    """The format that is written: what ``to`` says, else the suffix.
 
     Raises:
-        click.UsageError: the two contradict one another, or there is something else at the output.
+        click.UsageError: the two contradict one another, or the output is not a file of a format.
     """
-    by_suffix = next((name for name, known in FORMATS.items() if known.suffix == output.suffix), None)
-    form = by_suffix if to is None else None if to == "folder" else to
-    suffixes = ", ".join(known.suffix for known in FORMATS.values())
-    advice = None
-    if form is not None:
-        wanted = output.with_suffix(FORMATS[form].suffix)
-        if output != wanted:
-            advice = f"--to {form} contradicts {output}: a file of this kind ends in {wanted.suffix}: {wanted}"
-        elif output.is_dir():
-            advice = f"{output} is a folder: name a file, {output / f'model{wanted.suffix}'}, or pass --to folder"
-    elif by_suffix is not None and not output.is_dir():
-        advice = f"--to folder contradicts {output}, the name of a file: name a folder, {output.with_suffix('')}"
-    elif output.is_file():
-        advice = (
-            f"{output} is a file with another ending than {suffixes}: name a folder, or a file with one of these "
-            "endings"
-        )
-    elif to is None and output.suffix and not output.is_dir():
-        advice = (
-            f"{output} has another ending than {suffixes}: name a file with one of these endings, or pass --to folder"
-        )
-    if advice is not None:
-        raise click.UsageError(advice)
+    form = to or next((name for name, known in FORMATS.items() if known.suffix == output.suffix), None)
+    if form is None:
+        suffixes = ", ".join(known.suffix for known in FORMATS.values())
+        raise click.UsageError(f"{output} does not end in one of {suffixes}: name a file with one of these endings")
+    wanted = output.with_suffix(FORMATS[form].suffix)
+    if output != wanted:
+        raise click.UsageError(f"--to {form} contradicts {output}: such a file ends in {wanted.suffix}: {wanted}")
+    if output.is_dir():
+        raise click.UsageError(f"{output} is a folder: name a file, {output / f'model{wanted.suffix}'}")
     return form
 
 

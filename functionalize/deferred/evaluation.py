@@ -9,7 +9,6 @@ from __future__ import annotations
 import operator
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
 from typing import Any
 
 import torch
@@ -24,11 +23,11 @@ from functionalize.deferred.random.draws import Draws
 from functionalize.deferred.random.fills import fill_of
 from functionalize.deferred.specs import spec_of
 from functionalize.errors import DeferredError
-from functionalize.runtime.graphs.graph_forms import IN_PLACE, VIEW_OF
+from functionalize.ops import traits
+from functionalize.ops.variants import in_place_of, written_view
 
 aten = torch.ops.aten
 Done = Callable[[Node, Any], None]
-_COPIES = frozenset({aten.clone.default, aten._to_copy.default})
 
 
 class Evaluation:
@@ -84,13 +83,14 @@ class Evaluation:
         args, kwargs = map_arg((node.args, node.kwargs), self._values.__getitem__)
         if self._may_overwrite(node):
             base, *rest = args
-            if node.target in _COPIES:
+            if node.target in traits.COPIES:
                 return base
-            if node.target in VIEW_OF:
-                source, *where = rest
-                VIEW_OF[node.target](base, *where).copy_(source)
-                return base
-            return in_place(node.target)(base, *rest, **kwargs)
+            view = written_view(node.target)
+            if view is None:
+                return in_place_of(node.target)(base, *rest, **kwargs)
+            source, *where = rest
+            view(base, *where).copy_(source)
+            return base
         args, kwargs = map_arg_devices((args, kwargs), self.place)
         return node.target(*args, **kwargs)  # type: ignore[operator]
 
@@ -99,7 +99,10 @@ class Evaluation:
         base: Any = node.args[0] if node.args else None
         if not (isinstance(base, Node) and self._uses[base] == 1 and isinstance(node.target, OpOverload)):
             return False
-        if not (node.target in _COPIES or node.target in VIEW_OF or in_place(node.target) is not None):
+        op = node.target
+        by_element = op in traits.WRITES_PART or torch.Tag.pointwise in op.tags
+        in_place = in_place_of(op) if by_element else written_view(op)
+        if in_place is None and op not in traits.COPIES:
             return False
         value, spec = self._values[base], spec_of(node)
         if spec is None or spec != spec_of(base) or base.op == "get_attr":
@@ -137,17 +140,6 @@ def needs(wanted: Iterable[Node]) -> Mapping[Node, Sequence[Node]]:
             found[node] = inputs
             waiting += inputs
     return found
-
-
-@cache
-def in_place(op: Any) -> Any:
-    """What writes the result of an op to its first argument, element by element; None where nothing does."""
-    if op in IN_PLACE:
-        return IN_PLACE[op]
-    if torch.Tag.pointwise not in op.tags or op.namespace != "aten":
-        return None
-    packet, name = getattr(aten, f"{op.overloadpacket.__name__}_", None), op._schema.overload_name or "default"
-    return getattr(packet, name, None)
 
 
 def map_arg_devices(tree: Any, place: Callable[[torch.device], torch.device]) -> Any:

@@ -88,13 +88,13 @@ def shard_of(recording: Recording, tensor: FakeTensor, shard: Shard) -> torch.Te
         return made[1]  # type: ignore[no-any-return]
     recording.externals.check(cell.guards)
     layout = Layout.of(tensor)
-    behind = None if layout.key == cell.layout.key else part_behind(cell.layout, layout, window)
+    behind = None if layout.matches(cell.layout) else part_behind(cell.layout, layout, window)
     if cell.made is not None:
         part = window.of(_presented(tensor, cell).detach()).clone(memory_format=torch.contiguous_format)
     elif behind is not None:
         with kernels_alone():
             part = in_own_memory(behind[1](recording.shard_evaluation().run(cell.node, behind[0])))
-    elif layout.key != cell.layout.key:
+    elif not layout.matches(cell.layout):
         found: list[torch.Tensor] = []
         recording.evaluation(torch.device("cpu")).run([cell.node], lambda node, value: found.append(value))
         with kernels_alone():

@@ -92,7 +92,7 @@ class Recording:
         self._found: list[tuple[Base, Cell]] = []
         self._swept = 0  # nodes that were left
         self._context: FunctionalizationContext | None = None
-        self.mode.heard = self._heard
+        self.mode.intercept = self._intercepted
         self.mode.copied = lambda tensor, memo: self.run(copied, (tensor, memo), {})
 
     @property
@@ -144,7 +144,7 @@ class Recording:
 
         return run_call(mode, kept, args, kwargs, end, reached=[])
 
-    def _heard(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    def _intercepted(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """An operation on deferred tensors outside of a session."""
         return self.run(func, args, kwargs)
 
@@ -165,7 +165,7 @@ class Recording:
         found, self._found = self._found, []
         for base, cell in found:
             old = self.cells.get(base.key)
-            if old is None or old.node is not cell.node or old.layout.key != cell.layout.key:
+            if old is None or old.node is not cell.node or not old.layout.matches(cell.layout):
                 self.cells[base.key] = cell
             base.handles.clear()
             base.original = None

@@ -118,7 +118,7 @@ def capture(
         by_data = on_data == "decide", answers, numbers if on_data == "decide" else None
         exporting = answers_of_export() if is_exporting else contextlib.nullcontext()
         sizes = DynamicShapes(dynamic_shapes, strict=how.get("strict", False))
-        with CAPTURING, exporting, numbers.merging(how.get("merges_steps", False)):
+        with CAPTURING, exporting:
             func, as_views = how.get("function", fn), how.get("as_views", False)
             return _captured(func, args, kwargs, as_views, remove, sizes, optimizer, order, by_data)
 

@@ -23,16 +23,16 @@ from functionalize.graph_capture.backward.joint_graph import JointTracer
 from functionalize.graph_capture.finish.finalize import GraphFinalizer
 from functionalize.graph_capture.finish.objects import ObjectGraph
 from functionalize.graph_capture.inputs.inputs import TracedInput
+from functionalize.graph_capture.inputs.watched_state import WatchedState
 from functionalize.graph_capture.refusals.arrays import refuse_shared
 from functionalize.graph_capture.refusals.storages import refuse_resized
 from functionalize.graph_capture.refusals.torch_errors import explained, replayed
 from functionalize.graph_capture.trace.checkpointing import CheckpointRegions
 from functionalize.graph_capture.trace.data_oracle import Decider
 from functionalize.graph_capture.trace.default_dtypes import DefaultDtypes
-from functionalize.python_state.walk import StateWalk
 from functionalize.runtime.calls.specialization import Recorded
 from functionalize.runtime.guards.modes import changed_modes, modes_now, set_modes
-from functionalize.runtime.side_effects import LeftInObjects
+from functionalize.runtime.outputs.side_effects import LeftInObjects
 from functionalize.tracing.recording_mode import Annotate, RecordingMode
 from functionalize.transform.api import new_mode, run_call
 from functionalize.transform.function_mode import as_program
@@ -63,7 +63,7 @@ class RecordingSession:
         self._dtypes = dtypes = DefaultDtypes()
         self._remove_views, self._symbolic, self.order = remove_views, symbolic, order
         self.decider: Decider | None = None
-        self.states: Sequence[StateWalk] = ()  # objects that the program reaches, and may change
+        self.states: Sequence[WatchedState] = ()  # objects that the program reaches, and may change
         self.modes_left = dict[str, Any]()  # modes of torch that the program left changed
 
         def noted(node: Node) -> Node | None:  # not the session: fake tensors hold the recorder, and it holds them
@@ -138,7 +138,9 @@ class RecordingSession:
         mode.context.takes_subclasses = False
         self.regions.again = partial(as_program, mode.context, symbolic=self._symbolic)
         finalizer = GraphFinalizer(mode.context, tracer, inputs, here, self.factory.like, self.decider)
-        joint = JointTracer(mode, tracer, self.fake_mode, self.regions, self.order, self.states)
+        joint = JointTracer(
+            mode, tracer, self.fake_mode, self.regions, self.order, [state.walk for state in self.states]
+        )
         joint.begin(inputs)
         follow(mode.context)
 

@@ -22,22 +22,22 @@ from functionalize._torch.fakes import (
     new_fake_mode,
 )
 from functionalize.aliasing.geometry import Layout
-from functionalize.errors import UnsupportedProgramError
 from functionalize.graph_capture.backward.gradient_hooks import check_hooks, install_hooks
 from functionalize.graph_capture.backward.gradients_of_state import laid_out
 from functionalize.graph_capture.backward.hooks_left import HooksLeft
 from functionalize.graph_capture.finish.objects import ObjectGraph
+from functionalize.graph_capture.finish.side_effects import SideEffectRecorder, refuse_changes_inside
 from functionalize.graph_capture.inputs.asked_sizes import AskedSizes
 from functionalize.graph_capture.inputs.dynamic_shapes import DynamicShapes, dims_of, size_guards
 from functionalize.graph_capture.inputs.hyperparameters import ChangingNumbers, Numbers
 from functionalize.graph_capture.inputs.inputs import MissingGradient, ProgramInputs, is_leaf
 from functionalize.graph_capture.inputs.tensor_attributes import TensorAttributes
 from functionalize.graph_capture.inputs.view_inputs import view_of
+from functionalize.graph_capture.inputs.watched_state import WatchedState
 from functionalize.graph_capture.recording import RecordingSession
 from functionalize.graph_capture.refusals.changed_code import code_put_back
 from functionalize.graph_capture.refusals.iterators import iterators_kept
 from functionalize.graph_capture.refusals.leaks import Traced, take_back
-from functionalize.graph_capture.refusals.merged_steps import MergedSteps
 from functionalize.graph_capture.refusals.schedules import ScheduleSteps
 from functionalize.graph_capture.refusals.started_threads import started_threads_refused
 from functionalize.graph_capture.refusals.streams import streams_refused
@@ -52,15 +52,14 @@ from functionalize.graph_capture.trace.provenance import Provenance
 from functionalize.graph_capture.trace.random.random_sources import RandomSources, TorchGenerators
 from functionalize.graph_capture.trace.random.unread_draws import UnreadDraws
 from functionalize.python_state.slots import NumberSlot
-from functionalize.python_state.snapshot import PLAIN
-from functionalize.python_state.traversal_rules import of_proxy
+from functionalize.python_state.traversal_rules import PLAIN, of_proxy
 from functionalize.runtime.call_tree import CallTree
 from functionalize.runtime.calls.specialization import Capture, Recorded
 from functionalize.runtime.capturing import CAPTURES
 from functionalize.runtime.decisions import Answers
 from functionalize.runtime.guards.guards import Assumptions, Guards
 from functionalize.runtime.guards.modes import modes_now
-from functionalize.runtime.side_effects import LeftInObjects, SideEffectRecorder
+from functionalize.runtime.outputs.side_effects import LeftInObjects
 from functionalize.tracing.fakeify import fakes_of
 from functionalize.tracing.metas import METAS
 from functionalize.transform.api import run_call
@@ -102,8 +101,8 @@ class CaptureSession(RecordingSession):
 
             return with_symbols(fake_mode, tensor, f"input{id(tensor)}", list(dims.get(id(tensor), ())))
 
-        self.states = inputs.state, inputs.arguments
-        self._steps = ScheduleSteps(inputs.state, inputs.schedules)
+        self.states = WatchedState(inputs.state), WatchedState(inputs.arguments)
+        self._steps = ScheduleSteps(self.states[0], inputs.schedules)
         self._fakes = fakes_of(tensors, self.factory, dims.keys(), with_symbols)
         self._sizes = AskedSizes(dims, self._fakes, self._label, strict=sizes.strict)
         for entry in inputs.inputs:
@@ -207,9 +206,9 @@ class CaptureSession(RecordingSession):
         self.add_inputs(inputs.inputs)
         mode = self.fake_mode
         alone = mode.of_this_thread() if isinstance(mode, CaptureFakeMode) else contextlib.nullcontext()
-        stood_in = inputs.state.substituted(self._fakes), inputs.arguments.substituted(self._fakes)
+        state, arguments = (watched.substituted(self._fakes) for watched in self.states)
         # Around all: hooks on all modules are among what the program changes.
-        with alone, self._provenance.watched(), self._numbers.restored(), stood_in[0], stood_in[1]:
+        with alone, self._provenance.watched(), self._numbers.restored(), state, arguments:
             for entry in inputs.inputs:
                 if entry.gradient_of is not None and entry.gradient_of.fake is not None:
                     entry.gradient_of.fake.grad = entry.fake
@@ -242,13 +241,7 @@ class CaptureSession(RecordingSession):
         self._provenance.write(found.graph)
         self._numbers.check()
         self._attributes.check_given()
-        changed = inputs.settings.changed_inside()
-        if changed is not None:
-            raise UnsupportedProgramError(
-                f"the program changes the contents of `{changed.path}`, a {type(changed.value).__name__}",
-                why="the contents of this class cannot be set from outside, so a call could not repeat the change",
-                hint="keep it in an attribute, a list or a dict",
-            )
+        refuse_changes_inside(inputs.settings)
         return found
 
     def _label(self, tensor: int) -> str:
@@ -260,8 +253,8 @@ class CaptureSession(RecordingSession):
     ) -> LeftInObjects:
         hooks.note()
         objects.texts = texts
-        changes, steps = effects.side_effects(objects, returned), self._steps.described(objects.recipe)
-        left = LeftInObjects(changes, steps, texts.described(objects.recipe))
+        changes, steps = effects.side_effects(objects, returned), self._steps.described(objects.reconstruction)
+        left = LeftInObjects(changes, steps, texts.described(objects.reconstruction))
         self._numbers.check_kept(objects.is_reached)
         self._generators.make_anew(self.recorder.tracer.graph)
         return left
@@ -278,21 +271,16 @@ class CaptureSession(RecordingSession):
         """``looked_up``: gets the numbers that the program looks up in dicts."""
         if self._numbers.places:
             self._numbers.place()
-            self._inputs.state.begin()
+            self.states[0].begin()
         try:
-            kept = self._steps.noted(), code_put_back(self._inputs.settings), iterators_kept(*self.states)
-            with kept[0], self._merged_steps(), kept[1], kept[2]:
-                return self._func(*self._inputs.args, **self._inputs.kwargs)
+            inputs = self._inputs
+            code, iterators = code_put_back(inputs.settings), iterators_kept(inputs.state, inputs.arguments)
+            with self._steps.noted(), code, iterators:
+                return self._func(*inputs.args, **inputs.kwargs)
         finally:
             self._sizes.returned = True
             if looked_up:
-                have_plain_keys(container for state in self.states for container, _ in state.containers.values())
-
-    def _merged_steps(self) -> contextlib.AbstractContextManager[None]:
-        environment: Any = self.fake_mode.shape_env
-        if not self._inputs.merges_steps or not hasattr(environment, "choosing"):
-            return contextlib.nullcontext()
-        return MergedSteps(self._inputs.state, environment, self.recorder.tracer).merged()
+                have_plain_keys(container for state in self.states for container, _ in state.walk.containers.values())
 
     def _check_substitutes(self, cause: Exception | None = None) -> None:
         """Raise where the program asked something of an input to which its fake tensor answers differently."""
@@ -337,7 +325,7 @@ class CaptureSession(RecordingSession):
             asks_kinds=any(inputs.follower.code.asking[name] for name in ("type", "Parameter", "Buffer")),
             laid_out=laid_out(inputs.inputs, found.graph, self._attributes.unused),
         )
-        ways = inputs.convention, self.modes_left, CallTree.of(inputs.call), self._generators.seed
+        ways = inputs.convention, self.modes_left, CallTree.of(inputs.call)
         code = inputs.follower.code
         original = self._func, code.catches, code.converts
         return Capture(found, Guards(metadata, assumptions), inputs.state, *ways, *original, self._unread.calls)

@@ -1,32 +1,45 @@
 """What one call of an operator does, by its arguments.
 
-Invariant: arguments are found by the schema, by position or by name, with its defaults. Limits: that a call draws no
-random numbers is told by the values in `_DRAWS_NOTHING` alone.
+In: an operator and the arguments of one call. Out: an argument by its name, and whether the call draws random numbers.
+Guarantees: arguments are found by the schema, by position or by name, with its defaults. Limits: only the values in
+`_DRAWS_NOTHING` say that a call draws no random numbers.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from functionalize._torch import OpOverload
 from functionalize.ops import tables
+from functionalize.ops.tables import OpOverload
 
-# Arguments of operators that draw random numbers, each with the value by which a call draws none.
+# Arguments of operators that draw random numbers, each with the value with which a call does not draw.
 _DRAWS_NOTHING: Mapping[str, object] = {"dropout_p": 0.0, "train": False, "training": False}
 
 
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """What a schema says of one argument."""
+
+    position: int
+    kwarg_only: bool
+    default: Any
+
+
 @functools.cache
-def declared(op: Any) -> dict[str, tuple[int, bool, Any]]:
-    """The arguments of an op: position, whether by name only, default. To ask the schema costs as much as an op."""
-    return {own.name: (index, own.kwarg_only, own.default_value) for index, own in enumerate(op._schema.arguments)}
+def declared(op: Any) -> dict[str, Parameter]:
+    """The arguments of an op, by name. To ask the schema costs as much as an op."""
+    arguments = enumerate(op._schema.arguments)
+    return {own.name: Parameter(index, own.kwarg_only, own.default_value) for index, own in arguments}
 
 
 def argument(op: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """An argument of a call by name, the schema's default where the call leaves it out."""
-    position, kwarg_only, default = declared(op)[name]
-    return args[position] if not kwarg_only and position < len(args) else kwargs.get(name, default)
+    own = declared(op)[name]
+    by_position = not own.kwarg_only and own.position < len(args)
+    return args[own.position] if by_position else kwargs.get(name, own.default)
 
 
 def draws(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
@@ -43,7 +56,7 @@ def draws(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
 
 @functools.cache
 def _switches(op: Any) -> list[str] | None:
-    """Of an op that draws random numbers the arguments by which a call may draw none; None of others."""
+    """The arguments by which a call of a random op may not draw; None where the op is not random."""
     if not (isinstance(op, OpOverload) and tables.row(op).random):
         return None
     return [name for name in _DRAWS_NOTHING if name in declared(op)]

@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 
-from functionalize._torch import OpOverload, decomposes
 from functionalize.codegen import sources
 from functionalize.codegen.columns import Kind, OpRow, ViewKind, Written
 from functionalize.generated import reasons, rows
@@ -30,11 +29,13 @@ __all__ = [
     "UNPAIRED",
     "WRITE_BACKS",
     "Kind",
+    "OpOverload",
     "OpRow",
     "ViewKind",
     "Written",
     "acts",
     "communicates",
+    "decomposes",
     "known_ops",
     "live_row",
     "overload",
@@ -43,13 +44,14 @@ __all__ = [
     "views",
 ]
 
+OpOverload = type(torch.ops.aten.add.Tensor)
 # What an epilogue may call on an input: data first, then the metadata that eager would have left.
 WRITE_BACKS = frozenset(
     getattr(torch.ops.aten, name) for name in ("copy_", "resize_", "resize_as_sparse_", "as_strided_", "set_")
 )
 _LOG = logging.getLogger("functionalize")
 
-# What operators do of which their schemas say nothing, by their namespace or their name.
+# What operators do without a word in their schemas, by namespace or name.
 _COMMUNICATES = "it writes to its arguments or acts on other processes, but its schema does not say so"
 _UNDECLARED: Mapping[str, str] = {
     "c10d": _COMMUNICATES,
@@ -58,7 +60,7 @@ _UNDECLARED: Mapping[str, str] = {
 
 # Functional collectives give what they compute, and act on other processes as well.
 _COLLECTIVES = frozenset({"_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "_dtensor"})
-# Of torch's own operators that give nothing only some act; the others check, or say what is known of sizes.
+# Most of torch's own operators without results check something, or state what is known of sizes; only some act.
 _OF_TORCH = frozenset({"aten", "inductor", "prim", "prims", "profiler"})
 _ACTING = frozenset({"aten::_print"})
 
@@ -69,7 +71,7 @@ UNPAIRED: Mapping[str, str] = {
 
 
 @functools.cache
-def row(op: OpOverload) -> OpRow:
+def row(op: Any) -> OpRow:
     """What `op` is: from the tables, or from its live schema where they do not know it.
 
     Example:
@@ -81,13 +83,27 @@ def row(op: OpOverload) -> OpRow:
     return live_row(op) if text is None else OpRow.parse(text)
 
 
-def views(op: OpOverload) -> bool:
-    """Whether what `op` returns may lie in the memory of its argument."""
+def decomposes(op: Any) -> bool:
+    """Whether an operator has a CompositeImplicitAutograd kernel.
+
+    Example:
+        >>> decomposes(torch.ops.aten.matmul.default), decomposes(torch.ops.aten.mm.default)
+        (True, False)
+    """
+    name = "CompositeImplicitAutograd"
+    try:
+        return any(key.name == name for key in op.py_kernels) or bool(op.has_kernel_for_dispatch_key(name))
+    except RuntimeError:  # prim::device and its like are known to TorchScript alone, not to the dispatcher
+        return False
+
+
+def views(op: Any) -> bool:
+    """Whether what `op` returns may share memory with its argument."""
     return row(op).view is not ViewKind.NONE
 
 
-def live_row(op: OpOverload) -> OpRow:
-    """The row that the live schema of `op` gives; a schema names no functional variant, so it has none.
+def live_row(op: Any) -> OpRow:
+    """The row that the live schema of `op` gives. It has no functional variant, since a schema does not name one.
 
     Example:
         >>> import torch
@@ -117,11 +133,11 @@ def _is_list(kind: Any) -> bool:
 
 
 def _written_alias(value: torch.Argument) -> set[str] | None:
-    """The names under which the schema says that an argument or return is written; None where it is not."""
+    """The names under which the schema declares an argument or return as written; None where it does not."""
     return value.alias_info.before_set if value.alias_info is not None and value.alias_info.is_write else None
 
 
-def _kind(op: OpOverload, written: Sequence[Written]) -> Kind:
+def _kind(op: Any, written: Sequence[Written]) -> Kind:
     if not written:
         return Kind.FUNCTIONAL
     base = op._schema.name.rpartition("::")[2]
@@ -131,7 +147,7 @@ def _kind(op: OpOverload, written: Sequence[Written]) -> Kind:
     return Kind.OUT if any(one.position is None for one in written) else Kind.MUTABLE
 
 
-def _view_kind(op: OpOverload) -> ViewKind:
+def _view_kind(op: Any) -> ViewKind:
     if torch.Tag.inplace_view in op.tags:
         return ViewKind.INPLACE_VIEW
     aliased = [r for r in op._schema.returns if r.alias_info is not None and not r.alias_info.is_write]
@@ -142,15 +158,15 @@ def _view_kind(op: OpOverload) -> ViewKind:
     return ViewKind.MULTI if any(isinstance(r.type, torch.ListType) for r in aliased) else ViewKind.SINGLE
 
 
-def _returns(op: OpOverload) -> tuple[int, ...]:
+def _returns(op: Any) -> tuple[int, ...]:
     """For each return its index, or -(k+1) where it is the written argument k itself."""
     written = [alias for alias in map(_written_alias, op._schema.arguments) if alias is not None]
     returned = enumerate(map(_written_alias, op._schema.returns))
     return tuple(-(written.index(alias) + 1) if alias in written else index for index, alias in returned)
 
 
-def undeclared(op: OpOverload) -> str | None:
-    """What `op` does of which its schema says nothing; None where that says all.
+def undeclared(op: Any) -> str | None:
+    """What `op` does without a word in its schema; None where the schema says all.
 
     Example:
         >>> undeclared(torch.ops._c10d_functional.all_reduce.default) is None
@@ -160,7 +176,7 @@ def undeclared(op: OpOverload) -> str | None:
 
 
 def acts(op: object) -> bool:
-    """Whether `op` is called for what it does alone: it gives nothing, and its schema names no argument that it writes.
+    """Whether `op` is called only for its effects: it has no results, and its schema does not declare a write.
 
     Example:
         >>> acts(torch.ops.aten._print.default), acts(torch.ops.aten._assert_async.default)
@@ -182,7 +198,7 @@ def communicates(op: object) -> bool:
 
 
 @functools.cache
-def overload(name: str) -> OpOverload:
+def overload(name: str) -> Any:
     """The operator of a name as rows write it.
 
     Raises:
@@ -194,8 +210,7 @@ def overload(name: str) -> OpOverload:
     """
     namespace, _, qualified = name.partition("::")
     base, _, overload_name = qualified.partition(".")
-    found = getattr(getattr(getattr(torch.ops, namespace), base), overload_name or "default")
-    return found  # type: ignore[no-any-return]  # torch.ops makes its attributes up
+    return getattr(getattr(getattr(torch.ops, namespace), base), overload_name or "default")
 
 
 def known_ops() -> Iterable[str]:
@@ -240,7 +255,7 @@ def _cache_folder(source: sources.Source) -> Path | None:
 
 
 def _read_cached(folder: Path, sha256: str) -> str | None:
-    """The cached rows; None where there are none for these sources. Literals are read, nothing is run."""
+    """The cached rows; None where these sources have no cache. Literals are read; the file is not run."""
     try:
         module = ast.parse((folder / "rows.py").read_text(encoding="utf-8"))
         found = {

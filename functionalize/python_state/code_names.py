@@ -1,6 +1,8 @@
-"""The variables that code of a program names, and what its instructions tell of them.
+"""The variables that code of a program names, and the attributes that it assigns, read off its instructions.
 
-Invariant: nothing runs. Limits: a program's own modules are looked into, libraries are not.
+Takes functions, or their code. Gives containers and keys of variables, and names. Guarantees that nothing runs. Limits:
+a program's own modules are looked into, libraries are not; methods are found by their names, whatever object they are
+called of; what is assigned by ``setattr``, or as an entry of a dict, is not seen.
 """
 
 from __future__ import annotations
@@ -8,7 +10,6 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
-import os
 import sys
 import types
 from collections.abc import Iterable, Iterator
@@ -16,12 +17,12 @@ from dis import opmap
 from typing import Any, NamedTuple
 
 from functionalize.call_stack import is_of_program
-from functionalize.python_state.containers import ABSENT, BoundBy, SlotsOf, Variable, cell_content, per_class
+from functionalize.python_state.containers import ABSENT, BoundBy, SlotsOf, Variable, cell_content
+from functionalize.python_state.ownership import is_of_python, is_own
+from functionalize.python_state.traversal_rules import PLAIN
 from functionalize.python_state.walk import is_module
 
-_NOT_OWN = frozenset({"torch", "functionalize", "builtins"}) | set(sys.builtin_module_names)
-_OF_PYTHON = os.path.dirname(os.__file__) + os.sep  # where the files of its modules are
-_PLAIN = frozenset({bool, int, float, str, type(None)})
+CONSTRUCTORS = frozenset({"__init__", "__new__", "__post_init__", "__setstate__"})  # what they assign may stay
 _STORE_GLOBAL, _STORE_ATTR = opmap["STORE_GLOBAL"], opmap["STORE_ATTR"]
 _LOAD_GLOBAL, _EXTENDED_ARG = opmap["LOAD_GLOBAL"], opmap["EXTENDED_ARG"]
 _MATCHES = {opmap[name] for name in ("CHECK_EXC_MATCH", "CHECK_EG_MATCH", "JUMP_IF_NOT_EXC_MATCH") if name in opmap}
@@ -34,56 +35,17 @@ METHODS_IN_C = (types.BuiltinFunctionType, types.MethodWrapperType)  # functions
 Named = tuple[str, Any, Any]  # a variable: its name, and the container and key where it is
 
 
-@per_class
-def is_installed(kind: type) -> bool:
-    """Whether a class is one of Python's or of a library's."""
-    return _is_of_library(sys.modules.get(kind.__module__))
-
-
-def _is_of_library(module: types.ModuleType | None) -> bool:
-    return is_library_file(getattr(module, "__file__", None) or "")
-
-
-def is_library_file(file: str) -> bool:
-    """Whether a file is one of Python's or of a library."""
-    return _is_installed(file) or file.startswith(_OF_PYTHON)
-
-
-def _is_installed(file: str) -> bool:
-    return "site-packages" in file or "dist-packages" in file
-
-
-def is_of_python(file: str) -> bool:
-    """Whether a file is one of Python's own modules."""
-    return file.startswith(_OF_PYTHON) and not _is_installed(file)
-
-
-@functools.cache
-def is_own(name: str | None) -> bool:
-    """Whether a module, by its name, is a program's own: none of Python's, nor of a library."""
-    if not isinstance(name, str):  # a class may call its module anything
-        return False
-    return not (is_of_torch_or_python(name) or _is_of_library(sys.modules.get(name)))
-
-
-@functools.cache
-def is_of_torch_or_python(name: str) -> bool:
-    """Whether a module, by its name, is one of torch's, of this package, or one of Python's."""
-    root = name.partition(".")[0]
-    return root in _NOT_OWN or root in sys.stdlib_module_names
-
-
 def variables(func: Any) -> Iterator[Named]:
     """What a function reaches by names: arguments bound by ``partial``, ``self``, defaults, closures, globals."""
-    for one in _behind(func):
-        if isinstance(one, functools.partial):
-            yield "args", BoundBy(one), "args"
-            yield from ((name, one.keywords, name) for name in one.keywords)
-        elif inspect.ismethod(one):
-            yield "self", {"self": one.__self__}, "self"
-        elif not (inspect.isfunction(one) or (one is func and is_module(one))):
-            yield "self", {"self": one}, "self"
-            yield from _of_layers(inspect.getattr_static(type(one), "__call__", None))
+    for layer in _behind(func):
+        if isinstance(layer, functools.partial):
+            yield "args", BoundBy(layer), "args"
+            yield from ((name, layer.keywords, name) for name in layer.keywords)
+        elif inspect.ismethod(layer):
+            yield "self", {"self": layer.__self__}, "self"
+        elif not (inspect.isfunction(layer) or (layer is func and is_module(layer))):
+            yield "self", {"self": layer}, "self"
+            yield from _of_layers(inspect.getattr_static(type(layer), "__call__", None))
     yield from _of_layers(func)
 
 
@@ -101,14 +63,14 @@ def _behind(func: Any) -> Iterator[Any]:
 
 def bound_by_name(func: Any) -> list[dict[str, Any]]:
     """The dicts of arguments that ``functools.partial`` binds by name, which a program may change."""
-    return [one.keywords for one in _behind(func) if isinstance(one, functools.partial)]
+    return [layer.keywords for layer in _behind(func) if isinstance(layer, functools.partial)]
 
 
 def layers(func: Any) -> Iterator[Any]:
     """The function behind decorators, and what decorators of the user's wrapped it in."""
-    for one in _behind(func):
-        if inspect.isfunction(one) and (not hasattr(one, "__wrapped__") or is_of_program(one.__code__)):
-            yield one
+    for layer in _behind(func):
+        if inspect.isfunction(layer) and (not hasattr(layer, "__wrapped__") or is_of_program(layer.__code__)):
+            yield layer
 
 
 def _of_layers(func: Any) -> Iterator[Named]:
@@ -150,19 +112,19 @@ def variables_of_module(value: Any, path: str, names: list[str], seen: set[str])
     seen.add(value.__name__)
     content = vars(value)
     for name in names:
-        found = content.get(name, ABSENT)
-        if found is not ABSENT and not name.startswith("__"):
+        member = content.get(name, ABSENT)
+        if member is not ABSENT and not name.startswith("__"):
             yield f"{path}.{name}", Variable(content, name), 0
-        if issubclass(type(found), types.ModuleType):
-            yield from variables_of_module(found, f"{path}.{name}", names, seen)
+        if issubclass(type(member), types.ModuleType):
+            yield from variables_of_module(member, f"{path}.{name}", names, seen)
 
 
 def _defaults(func: Any) -> Iterator[Named]:
     """Defaults of arguments that hold something: the same object at each call."""
-    if not _PLAIN.issuperset(map(type, func.__defaults__ or ())):
+    if not PLAIN.issuperset(map(type, func.__defaults__ or ())):
         yield "defaults", SlotsOf(func, ("__defaults__",)), "__defaults__"
     for name, value in (func.__kwdefaults__ or {}).items():
-        if type(value) not in _PLAIN:
+        if type(value) not in PLAIN:
             yield name, func.__kwdefaults__, name
 
 
@@ -178,11 +140,14 @@ class Names(NamedTuple):
 @functools.lru_cache(maxsize=1 << 12)
 def names_in(code: types.CodeType) -> Names:
     """What code, and code of functions in it, does by names."""
-    opcodes, inner = set(code.co_code[::2]), [one for one in code.co_consts if isinstance(one, types.CodeType)]
+    opcodes, inner = (
+        set(code.co_code[::2]),
+        [constant for constant in code.co_consts if isinstance(constant, types.CodeType)],
+    )
     writes = _STORE_GLOBAL in opcodes
-    stored = [one.argval for one in instructions(code) if one.opcode == _STORE_GLOBAL] if writes else []
-    found = [Names(list(code.co_names), [*_loaded(code)], stored, _STORE_ATTR in opcodes), *map(names_in, inner)]
-    named, loaded, written, gives = zip(*found, strict=True)
+    stored = [step.argval for step in instructions(code) if step.opcode == _STORE_GLOBAL] if writes else []
+    names = [Names(list(code.co_names), [*_loaded(code)], stored, _STORE_ATTR in opcodes), *map(names_in, inner)]
+    named, loaded, written, gives = zip(*names, strict=True)
     return Names(_once(named), _once(loaded), _once(written), any(gives))
 
 
@@ -209,7 +174,7 @@ def catches(code: types.CodeType) -> bool:
     opcodes = code.co_code[::2]
     if not _MATCHES.isdisjoint(opcodes) or any(pair == (_CAUGHT, _POP_TOP) for pair in itertools.pairwise(opcodes)):
         return True
-    return any(catches(one) for one in code.co_consts if isinstance(one, types.CodeType))
+    return any(catches(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
 
 
 def instructions(code: types.CodeType) -> list[Any]:
@@ -217,3 +182,43 @@ def instructions(code: types.CodeType) -> list[Any]:
     import dis  # few programs need it
 
     return list(dis.get_instructions(code))
+
+
+def assigned(codes: Iterable[types.CodeType], kinds: Iterable[type]) -> set[str]:
+    """The attributes that code of a program assigns, and methods of some classes that it comes to by name.
+
+    Those aside that only an object's construction assigns.
+    """
+    names_assigned, kinds = set[str](), list(kinds)
+    todo = [code for code in codes if code.co_name not in CONSTRUCTORS]
+    seen = set[str](CONSTRUCTORS)
+    while todo:
+        names, stored = _names_and_stores(todo.pop())
+        names_assigned |= stored
+        todo += [code for name in names - seen for kind in kinds for code in _methods(kind, name)]
+        seen |= names
+    return names_assigned
+
+
+def _methods(kind: type, name: str) -> Iterator[types.CodeType]:
+    """The code of what classes have under a name: of methods, and of properties."""
+    for base in kind.__mro__:
+        value: Any = vars(base).get(name)
+        for function in (value.fget, value.fset) if isinstance(value, property) else (value,):
+            inner = inspect.unwrap(getattr(function, "__func__", function)) if callable(function) else None
+            if inspect.isfunction(inner):
+                yield inner.__code__
+
+
+@functools.lru_cache(maxsize=1 << 10)
+def _names_and_stores(code: types.CodeType) -> tuple[frozenset[str], frozenset[str]]:
+    """The names in code, and in code of functions in it; and those of attributes that it assigns."""
+    names, stored = set(code.co_names), set[str]()
+    if _STORE_ATTR in code.co_code[::2]:
+        stored.update(step.argval for step in instructions(code) if step.opcode == _STORE_ATTR)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            inner = _names_and_stores(constant)
+            names |= inner[0]
+            stored |= inner[1]
+    return frozenset(names), frozenset(stored)

@@ -1,16 +1,14 @@
 """What Python values sit in: entries of dicts and lists, variables of functions, slots of objects, items of sets.
 
-All are read and written alike, as a dict or as a list is: :class:`Variable`, :class:`ContextValue`, :class:`SetItems`,
-:class:`SlotsOf` and :class:`ClassAttributes` are such views of what is neither.
-
-Invariant: a container is written past the methods that its class overrides. Limits: the order of a set is Python's.
+Takes a container and a key. Gives reads and writes, alike for all: :class:`Variable`, :class:`ContextValue`,
+:class:`SetItems`, :class:`SlotsOf` and :class:`ClassAttributes` are views, as a dict or a list, of what is neither.
+Guarantees that a container is written past the methods that its class overrides. Limits: Python gives a set its order.
 """
 
 from __future__ import annotations
 
 import contextvars
 import functools
-import sys
 import types
 import weakref
 from abc import abstractmethod
@@ -19,20 +17,34 @@ from collections.abc import Callable, Iterable, Iterator, MutableMapping, Mutabl
 from operator import is_
 from typing import Any, TypeVar
 
+from functionalize.python_state.ownership import is_of_torch_or_python
+
 Result = TypeVar("Result")
 
 
 def per_class(find: Callable[[type], Result]) -> Callable[[type], Result]:
-    """A function of a class that remembers what it found for as long as the class lives."""
-    found: weakref.WeakKeyDictionary[type, Result] = weakref.WeakKeyDictionary()
+    """A function of a class that remembers its result for as long as the class lives, which it does not prolong."""
+    results: dict[int, Result] = {}
+    references: dict[int, weakref.ReferenceType[type]] = {}
 
-    def known(kind: type) -> Result:
-        result = found.get(kind)
-        if result is None:
-            result = found[kind] = find(kind)
+    def of_class(kind: type) -> Result:
+        identity = id(kind)
+        try:
+            return results[identity]
+        except KeyError:
+            return remembered(identity, kind)
+
+    def remembered(identity: int, kind: type) -> Result:
+        def forget(reference: Any) -> None:
+            results.pop(identity, None)
+            references.pop(identity, None)
+
+        result = find(kind)
+        references[identity] = weakref.ref(kind, forget)
+        results[identity] = result
         return result
 
-    return known
+    return of_class
 
 
 Container = Any  # a dict, a list, a deque, or a view of the classes below
@@ -207,13 +219,12 @@ def _is_data(name: str, value: Any) -> bool:
     if special or isinstance(value, types.ModuleType):
         return False
     kind = type(value)
-    return kind in DESCRIPTORS or issubclass(kind, type) or not hasattr(kind, "__get__") or not is_pythons(kind)
-
-
-def is_pythons(kind: type) -> bool:
-    """Whether a class is Python's own, or of a library that is not the user's: most such descriptors have no state."""
-    root = kind.__module__.partition(".")[0]
-    return root in sys.stdlib_module_names or root in ("builtins", "torch", "functionalize")
+    return (
+        kind in DESCRIPTORS
+        or issubclass(kind, type)
+        or not hasattr(kind, "__get__")
+        or not is_of_torch_or_python(kind.__module__)
+    )
 
 
 class CodeOf(SlotsOf):
@@ -246,22 +257,6 @@ class BoundBy(SlotsOf):
 
 DESCRIPTORS = (functools.partialmethod, functools.singledispatchmethod)  # Python's, that hold what a program gives them
 MAPPINGS = (dict, SlotsOf)  # containers whose entries have keys; those of others have positions
-
-
-@per_class
-def slots_of(kind: type) -> tuple[str, ...]:
-    """The names of the slots that a class gives its objects."""
-    found: list[str] = []
-    for one in kind.__mro__:
-        names = one.__dict__.get("__slots__", ())
-        mangled = [_mangled(one, name) for name in ((names,) if isinstance(names, str) else names)]
-        found += [name for name in mangled if isinstance(one.__dict__.get(name), types.MemberDescriptorType)]
-    return tuple(found)
-
-
-def _mangled(kind: type, name: str) -> str:
-    private = name.startswith("__") and not name.endswith("__")
-    return f"_{kind.__name__.lstrip('_')}{name}" if private else name
 
 
 def cell_content(cell: types.CellType) -> Any:
@@ -368,6 +363,8 @@ def assign(container: Container, content: Any) -> None:
     elif isinstance(container, SlotsOf):
         container.clear()
         container.update(content)
+    elif isinstance(container, list):
+        list.__setitem__(container, slice(None), content)
     elif isinstance(container, deque):
         deque.clear(container)
         deque.extend(container, content)

@@ -1,36 +1,81 @@
-"""What an object of Python consists of, and how another one is made of such parts.
+"""How Python objects are taken apart: one registry, by class, that walks, snapshots, guards and reconstruction read.
 
-A class that is written in Python adds attributes to what a built-in class keeps: items, keys, a number. Both are
-read, and set, below the class's own methods, so that neither `__init__` nor `__setattr__` nor pickling code of it has
-a say: what is made has the attributes that the object has. Other built-in classes are asked by ``__reduce_ex__``.
+Takes a class, or an object of it. Gives a :class:`Decomposition`: where the values of an object sit, how two objects
+are compared, and of which parts another object is made. A class that is written in Python adds attributes and slots to
+what a built-in class keeps (items, keys, a number). All are read and set below the class's own methods, so that neither
+`__init__` nor `__setattr__` nor pickling code of it has a say. Other built-in classes are asked by ``__reduce_ex__``.
 
-Invariant: nothing is changed by being looked at. Limits: objects whose class keeps state where neither shows it have no
-anatomy: generators, locks, most objects of extensions.
+Guarantees that nothing is changed by being looked at, and that a class is kept alive by nothing here. Limits: objects
+whose class keeps state where neither shows it cannot be made again: generators, locks, most objects of extensions.
 """
 
 from __future__ import annotations
 
+import contextvars
 import copyreg
-import functools
+import enum
 import struct
 import sys
 import types
 import warnings
 import weakref
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from itertools import islice
+from typing import Any, NamedTuple
 
+import torch
+
+from functionalize._torch import buffers_of, modules_of, parameters_of
 from functionalize._torch.tensors import SYMBOLS
+from functionalize.python_state.containers import (
+    MAPPINGS,
+    ClassAttributes,
+    Container,
+    ContextValue,
+    SetItems,
+    SlotsOf,
+    assign,
+    copy_of,
+    per_class,
+)
+from functionalize.python_state.ownership import is_of_torch_or_python
+from functionalize.python_state.traversal_rules import CONTAINERS, OPAQUE, PATHS, PLAIN, PLAIN_BASES, SCALARS
 
-Parts = list[tuple[str, Any]]  # each with the step that leads to it
-Fill = Callable[[Any, Sequence[Any]], None]
+HOOKS_OF_MODULES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+ATTRIBUTES_OF_MODULES = frozenset(torch.nn.Module().__dict__)
+_NOT_SAVED = "_non_persistent_buffers_set"  # the names of a module's buffers that are not in its state_dict
+_WHOLE = (*OPAQUE, torch.Tensor, torch.nn.Module, torch.optim.Optimizer)  # compared by identity
 # Flags of classes.
 _HEAP_TYPE = 1 << 9  # made at run time, as all that are written in Python
-_CLOSED = 1 << 7 | 1 << 8  # not to be called, or not to be changed: none is
+_CLOSED = 1 << 7 | 1 << 8  # not to be called, or not to be changed
 _POINTER = struct.calcsize("P")
-_SCALARS = (int, float, complex, str, bytes)
+
+
+# A container that an object consists of, and the keys of its entries that a walk enters. A capture meets thousands.
+Entries = tuple[Container, list[Any]]
+
+
+class Comparison(enum.Enum):
+    """What of an object tells a program that it is another one."""
+
+    VALUE = enum.auto()  # a plain value
+    EQUALITY = enum.auto()  # a value by what it is equal to, and by its text
+    CONTENT = enum.auto()  # items, attributes and slots
+    IDENTITY = enum.auto()
+    OTHER = enum.auto()  # of a class of an extension: an array by what it holds, others by equality or identity
+
+
+class Part(NamedTuple):
+    """One part of an object."""
+
+    step: str  # what leads to it, on a path
+    value: Any
+
+
+Fill = Callable[[Any, Sequence[Any]], None]
 
 
 def _nothing(made: Any, parts: Sequence[Any]) -> None:
@@ -38,41 +83,152 @@ def _nothing(made: Any, parts: Sequence[Any]) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class Anatomy:
+class Parts:
     """The parts of one object, and what makes another one of its class of them: ``new``, and then ``fill``."""
 
     new: Callable[[Sequence[Any]], Any]
-    first: Parts = field(default_factory=list)  # what `new` takes
+    first: list[Part] = field(default_factory=list)  # what `new` takes
     fill: Fill = _nothing
-    rest: Parts = field(default_factory=list)  # what `fill` takes
+    rest: list[Part] = field(default_factory=list)  # what `fill` takes
 
 
-def anatomy_of(value: Any) -> Anatomy | None:
-    """What a value consists of; None where that cannot be told."""
-    kind: Any = type(value)
-    special = _SPECIAL.get(kind)
-    if special is not None:
-        return special(value)
-    native = native_class(kind)
-    content = next((made for base, made in _CONTENTS if native is base), None)
-    if (native.__module__, native.__name__) == ("numpy", "ndarray") and _has_numbers_of_the_data(value):
-        content = _array
-    if content is None and issubclass(native, tuple):
-        content = _tuple
-    if content is None:
-        return _reduced(value)
-    return _with_attributes(value, content(value, kind, native))
+class Items(NamedTuple):
+    """What an object holds, to be compared: in order, or sorted where it has no order."""
+
+    keys: tuple[Any, ...]
+    values: Sequence[Any]
 
 
-@functools.cache
+@dataclass(frozen=True, eq=False)
+class Decomposition:
+    """How the objects of one class are taken apart."""
+
+    entries: Callable[[Any], Iterator[Entries]]  # where values sit that can be replaced
+    items: Callable[[Any], Items]  # what is compared
+    parts: Callable[[Any], Parts | None]  # what another one is made of; None where nobody can tell
+    comparison: Comparison
+
+
+@per_class
+def decomposition_of(kind: type) -> Decomposition:
+    """How objects of a class are taken apart."""
+    slots = slots_of(kind)
+    if issubclass(kind, torch.nn.Module):
+        entries: Callable[[Any], Iterator[Entries]] = _entries_of_module
+    elif issubclass(kind, type):
+        entries = _entries_of_class
+    elif issubclass(kind, contextvars.ContextVar):
+        entries = _entries_of_variable
+    else:
+        entries = _entries(kind)
+    items = next((row.items for base, row in _ROWS.items() if row.items is not None and issubclass(kind, base)), None)
+    return Decomposition(entries, items or _named_items(slots), _parts(kind), _comparison(kind, slots))
+
+
+def entries_of(value: Any) -> Iterator[Entries]:
+    """The containers that an object consists of, and which of their entries a walk enters."""
+    return decomposition_of(type(value)).entries(value)
+
+
+def items_of(value: Any) -> Items:
+    """The keys and the items of a container, or of an object with attributes."""
+    return decomposition_of(type(value)).items(value)
+
+
+def decompose(value: Any) -> Parts | None:
+    """The parts of which another object like this one is made; None where nobody can tell."""
+    return decomposition_of(type(value)).parts(value)
+
+
+# How values of a class are compared
+
+
+def _comparison(kind: type, slots: tuple[str, ...]) -> Comparison:
+    if issubclass(kind, PLAIN_BASES):
+        return Comparison.VALUE
+    if kind in PATHS:
+        return Comparison.EQUALITY
+    if issubclass(kind, _WHOLE) or _defines(kind, "__call__"):
+        return Comparison.IDENTITY
+    if slots or _defines(kind, "__dict__") or issubclass(kind, (*CONTAINERS, tuple, frozenset)):
+        return Comparison.CONTENT
+    return Comparison.OTHER
+
+
+def _defines(kind: type, name: str) -> bool:
+    return any(name in vars(base) for base in kind.__mro__)
+
+
+# Where values sit
+
+Place = Callable[[Any], Container]  # of an object one of the containers that it consists of; None where it has none
+
+
+def _places(kind: type) -> Iterator[Place]:
+    """Where objects of a class have items, attributes and slots."""
+    if issubclass(kind, CONTAINERS):
+        yield SetItems if issubclass(kind, set) else _itself
+    if kind not in CONTAINERS:
+        yield attributes_of
+    slots = slots_of(kind)
+    if slots:
+        yield lambda value: SlotsOf(value, slots)
+
+
+def _itself(value: Any) -> Container:
+    return value
+
+
+def _entries(kind: type) -> Callable[[Any], Iterator[Entries]]:
+    places = list(_places(kind))
+    skips_empty = issubclass(kind, CONTAINERS) and is_of_torch_or_python(kind.__module__)
+
+    def entries(value: Any) -> Iterator[Entries]:
+        for place in places:
+            container = place(value)
+            if container is None or (skips_empty and place is attributes_of and not container):
+                continue  # nobody gives such an object its first attribute
+            mapping = isinstance(container, MAPPINGS)
+            yield container, list(copy_of(container)) if mapping else list(range(len(container)))
+
+    return entries
+
+
+def _entries_of_class(value: Any) -> Iterator[Entries]:
+    attributes = ClassAttributes(value)
+    yield attributes, list(attributes)
+
+
+def _entries_of_variable(value: Any) -> Iterator[Entries]:
+    held = ContextValue(value)
+    yield held, list(range(len(held)))
+
+
+def _entries_of_module(value: Any) -> Iterator[Entries]:
+    """Parameters, buffers and modules; hooks; and attributes of its own that may reach tensors."""
+    for tensors in (parameters_of(value), buffers_of(value)):
+        yield tensors, list(tensors)
+    modules = modules_of(value)
+    yield modules, [name for name, module in modules.items() if module is not None]
+    content = value.__dict__
+    for name in HOOKS_OF_MODULES:
+        if hooks := content[name]:
+            yield hooks, list(hooks)
+    yield SetItems(content[_NOT_SAVED]), []
+    own = [name for name, item in content.items() if name not in ATTRIBUTES_OF_MODULES and type(item) not in PLAIN]
+    yield content, own
+
+
+# What classes written in Python add
+
+
 def native_class(kind: Any) -> Any:
-    """The built-in class that a class adds attributes to, at most."""
-    return next(base for base in kind.__mro__ if not is_written_in_python(base))
+    """The built-in class to which a class adds attributes and slots, at most."""
+    return next(base for base in kind.__mro__ if not _is_written_in_python(base))
 
 
-@functools.cache
-def is_written_in_python(kind: Any) -> bool:
-    """Whether a class keeps nothing but attributes beside what its base keeps."""
+def _is_written_in_python(kind: Any) -> bool:
+    """Whether a class keeps nothing but attributes and slots beside what its base keeps."""
     if not kind.__flags__ & _HEAP_TYPE or kind.__flags__ & _CLOSED:
         return False
     if isinstance(vars(kind).get("__new__"), types.BuiltinFunctionType):
@@ -82,81 +238,58 @@ def is_written_in_python(kind: Any) -> bool:
     return bool(kind.__basicsize__ <= kind.__base__.__basicsize__ + room)
 
 
-# Attributes
+@per_class
+def slots_of(kind: type) -> tuple[str, ...]:
+    """The names of the slots that a class gives its objects."""
+    return tuple(dict.fromkeys(name for base in kind.__mro__ for name in _own_slots(base)))
 
 
-@functools.cache
-def _slots(kind: Any) -> tuple[tuple[str, Any], ...]:
-    """The members of ``__slots__``."""
-    return tuple(
-        (name, member)
-        for base in kind.__mro__
-        if is_written_in_python(base)
-        for name, member in vars(base).items()
-        if isinstance(member, types.MemberDescriptorType)
-    )
+def _own_slots(kind: type) -> Iterator[str]:
+    names = vars(kind).get("__slots__", ())
+    for name in (names,) if isinstance(names, str) else names:
+        private = name.startswith("__") and not name.endswith("__")
+        mangled = f"_{kind.__name__.lstrip('_')}{name}" if private else name
+        if isinstance(vars(kind).get(mangled), types.MemberDescriptorType):
+            yield mangled
 
 
 def attributes_of(value: Any) -> Any:
     """The ``__dict__`` of an object; None if it has none."""
     try:
-        found = object.__getattribute__(value, "__dict__")
+        attributes = object.__getattribute__(value, "__dict__")
     except AttributeError:
         return None
-    return found if isinstance(found, dict) else None
+    return attributes if isinstance(attributes, dict) else None
 
 
-def _filled_slots(value: Any) -> Iterable[tuple[str, Any, Any]]:
-    kind: Any = type(value)
-    for name, member in _slots(kind):
-        try:
-            yield name, member, member.__get__(value)
-        except AttributeError:  # not set
-            continue
+def _named_items(slots: tuple[str, ...]) -> Callable[[Any], Items]:
+    """What objects hold by name."""
 
+    def items(value: Any) -> Items:
+        attributes = attributes_of(value) or {}
+        held = {**SlotsOf(value, slots), **attributes} if slots else attributes
+        return Items(tuple(held), list(held.values()))
 
-def _with_attributes(value: Any, content: Anatomy) -> Anatomy:
-    attributes, slots = attributes_of(value) or {}, list(_filled_slots(value))
-    if not (attributes or slots):
-        return content
-    names, members = tuple(attributes), [member for _, member, _ in slots]
-    own, fill_content = len(content.rest), content.fill
-
-    def fill(made: Any, parts: Sequence[Any]) -> None:
-        fill_content(made, parts[:own])
-        if names:
-            object.__getattribute__(made, "__dict__").update(zip(names, parts[own:], strict=False))
-        for member, part in zip(members, parts[own + len(names) :], strict=True):
-            member.__set__(made, part)
-
-    rest = [(f".{name}", item) for name, item in [*attributes.items(), *((name, item) for name, _, item in slots)]]
-    return Anatomy(content.new, content.first, fill, [*content.rest, *rest])
+    return items
 
 
 # What built-in classes keep
 
 
-def _items(items: Iterable[Any]) -> Parts:
-    return [(f"[{index}]", item) for index, item in enumerate(items)]
+def _numbered(items: Iterable[Any]) -> list[Part]:
+    return [Part(f"[{index}]", item) for index, item in enumerate(items)]
 
 
-def _entries(entries: Iterable[tuple[Any, Any]]) -> Parts:
-    return [part for key, item in entries for part in ((" (a key)", key), (f"[{key_name(key)}]", item))]
+def _keyed(entries: Iterable[tuple[Any, Any]]) -> list[Part]:
+    pairs = ((Part(" (a key)", key), Part(f"[{key_name(key)}]", item)) for key, item in entries)
+    return [part for pair in pairs for part in pair]
 
 
-def _object(value: Any, kind: type, native: Any) -> Anatomy:
-    return Anatomy(lambda first: native.__new__(kind))
+def _bare(value: Any, kind: type, native: Any) -> Parts:
+    return Parts(lambda first: native.__new__(kind))
 
 
-def _list(value: Any, kind: type, native: Any) -> Anatomy:
-    return Anatomy(lambda first: native.__new__(kind), [], native.extend, _items(native.__iter__(value)))
-
-
-def _set(value: Any, kind: type, native: Any) -> Anatomy:
-    return Anatomy(lambda first: native.__new__(kind), [], native.update, _items(native.__iter__(value)))
-
-
-def _deque(value: Any, kind: type, native: Any) -> Anatomy:
+def _deque(value: Any, kind: type, native: Any) -> Parts:
     length = value.maxlen
 
     def new(first: Sequence[Any]) -> Any:
@@ -164,63 +297,129 @@ def _deque(value: Any, kind: type, native: Any) -> Anatomy:
         native.__init__(made, (), length)
         return made
 
-    return Anatomy(new, [], native.extend, _items(native.__iter__(value)))
+    return Parts(new)
 
 
-def _tuple(value: Any, kind: type, native: Any) -> Anatomy:
-    return Anatomy(lambda first: native.__new__(kind, first), _items(tuple.__iter__(value)))
+def _tuple(value: Any, kind: type, native: Any) -> Parts:
+    return Parts(lambda first: native.__new__(kind, first), _numbered(tuple.__iter__(value)))
 
 
-def _frozenset(value: Any, kind: type, native: Any) -> Anatomy:
-    return Anatomy(lambda first: native.__new__(kind, first), _items(native.__iter__(value)))
+def _frozenset(value: Any, kind: type, native: Any) -> Parts:
+    return Parts(lambda first: native.__new__(kind, first), _numbered(native.__iter__(value)))
 
 
-def _dict(value: Any, kind: type, native: Any) -> Anatomy:
-    def fill(made: Any, parts: Sequence[Any]) -> None:
-        for key, item in zip(parts[::2], parts[1::2], strict=True):
-            native.__setitem__(made, key, item)
-
-    return Anatomy(lambda first: native.__new__(kind), [], fill, _entries(native.items(value)))
-
-
-def _defaultdict(value: Any, kind: type, native: Any) -> Anatomy:
-    content, factory = _dict(value, kind, dict), native.default_factory
+def _defaultdict(value: Any, kind: type, native: Any) -> Parts:
+    factory = native.default_factory
 
     def new(first: Sequence[Any]) -> Any:
         made = native.__new__(kind)
         factory.__set__(made, first[0])
         return made
 
-    return Anatomy(new, [(".default_factory", factory.__get__(value))], content.fill, content.rest)
+    return Parts(new, [Part(".default_factory", factory.__get__(value))])
 
 
-def _scalar(value: Any, kind: type, native: Any) -> Anatomy:
+def _scalar(value: Any, kind: type, native: Any) -> Parts:
     plain = native.__getnewargs__(value)
-    return Anatomy(lambda first: native.__new__(kind, *plain))
+    return Parts(lambda first: native.__new__(kind, *plain))
 
 
 def key_name(key: Any) -> str:
     """What a key is called on a path."""
-    return repr(key) if isinstance(key, (*_SCALARS, bool)) else f"a {type(key).__name__}"
+    return repr(key) if isinstance(key, SCALARS) else f"a {type(key).__name__}"
 
 
-_CONTENTS: tuple[tuple[type, Callable[[Any, type, Any], Anatomy]], ...] = (
-    (object, _object),
-    (list, _list),
-    (dict, _dict),
-    (OrderedDict, _dict),
-    (defaultdict, _defaultdict),
-    (set, _set),
-    (frozenset, _frozenset),
-    (deque, _deque),
-    *((scalar, _scalar) for scalar in _SCALARS),
-)
+def _in_order(value: Any) -> Items:
+    return Items((), list(value))
+
+
+def _sorted(value: Any) -> Items:
+    return Items((), sorted(value, key=repr))
+
+
+def _by_key(value: Any) -> Items:
+    return Items(tuple(value), list(value.values()))
+
+
+@dataclass(frozen=True, eq=False)
+class _Row:
+    """What a built-in class keeps."""
+
+    new: Callable[[Any, type, Any], Parts]  # of an object, its class and the built-in class: how another one begins
+    items: Callable[[Any], Items] | None = None  # None where attributes and slots are all that is compared
+
+
+_ROWS: dict[type, _Row] = {
+    list: _Row(_bare, _in_order),
+    tuple: _Row(_tuple, _in_order),
+    deque: _Row(_deque, _in_order),
+    set: _Row(_bare, _sorted),
+    frozenset: _Row(_frozenset, _sorted),
+    OrderedDict: _Row(_bare, _by_key),
+    defaultdict: _Row(_defaultdict, _by_key),
+    dict: _Row(_bare, _by_key),
+    **dict.fromkeys(SCALARS, _Row(_scalar)),
+    object: _Row(_bare),
+}
+
+
+def _parts(kind: type) -> Callable[[Any], Parts | None]:
+    """What tells of which parts objects of a class are made."""
+    if kind in _SPECIAL:
+        return _SPECIAL[kind]
+    native = native_class(kind)
+    row = _ROWS[tuple] if issubclass(native, tuple) else _ROWS.get(native)
+    if row is not None:
+        places, new = list(_places(kind)), row.new
+        return lambda value: _filled(new(value, type(value), native), places, value)
+    if (native.__module__, native.__name__) == ("numpy", "ndarray"):
+        return lambda value: _of_array(value) if _has_symbols(value) else _reduced(value)
+    return _reduced
+
+
+def _filled(begun: Parts, places: Sequence[Place], value: Any) -> Parts:
+    """What an object begins with, and then what its containers hold; values stand in the parts alone."""
+    rest, fillers = list[Part](), list[Callable[[Any, Iterable[Any]], None]]()
+    for place in places:
+        container = place(value)
+        if container:
+            content = copy_of(container)
+            if not isinstance(content, dict):
+                rest += _numbered(content)
+                filler = partial(_fill_in_order, place, len(content))
+            elif place is _itself:
+                rest += _keyed(content.items())
+                filler = partial(_fill_by_key, len(content))
+            else:
+                rest += (Part(f".{name}", item) for name, item in content.items())
+                filler = partial(_fill_by_name, place, tuple(content))
+            fillers.append(filler)
+
+    def fill(made: Any, parts: Sequence[Any]) -> None:
+        remaining = iter(parts)
+        for filler in fillers:
+            filler(made, remaining)
+
+    return Parts(begun.new, begun.first, fill, rest) if rest else begun
+
+
+def _fill_in_order(place: Place, count: int, made: Any, parts: Iterable[Any]) -> None:
+    assign(place(made), list(islice(parts, count)))
+
+
+def _fill_by_key(count: int, made: Any, parts: Iterable[Any]) -> None:
+    flat = list(islice(parts, 2 * count))
+    assign(made, dict(zip(flat[::2], flat[1::2], strict=True)))
+
+
+def _fill_by_name(place: Place, names: tuple[str, ...], made: Any, parts: Iterable[Any]) -> None:
+    assign(place(made), dict(zip(names, islice(parts, len(names)), strict=True)))
 
 
 # Functions and what they close over
 
 
-def _function(value: types.FunctionType) -> Anatomy:
+def _function(value: types.FunctionType) -> Parts:
     cells, defaults, named = value.__closure__ or (), value.__defaults__, value.__kwdefaults__ or {}
     closed, has_defaults = len(cells), defaults is not None
     code, space, name, doc = value.__code__, value.__globals__, value.__name__, value.__doc__
@@ -228,8 +427,8 @@ def _function(value: types.FunctionType) -> Anatomy:
     attributes = vars(value)
 
     def new(first: Sequence[Any]) -> Any:
-        given = tuple(first[closed:]) if has_defaults else None
-        made = types.FunctionType(code, space, name, given, tuple(first[:closed]) if closed else None)
+        defaults = tuple(first[closed:]) if has_defaults else None
+        made = types.FunctionType(code, space, name, defaults, tuple(first[:closed]) if closed else None)
         made.__doc__, made.__qualname__, made.__module__, made.__annotations__ = doc, qualified, module, hints
         return made
 
@@ -240,37 +439,38 @@ def _function(value: types.FunctionType) -> Anatomy:
             made.__kwdefaults__ = dict(zip(names, parts, strict=False))
         vars(made).update(zip(others, parts[len(names) :], strict=True))
 
-    first = [(f", its variable `{name}`", cell) for name, cell in zip(code.co_freevars, cells, strict=True)]
-    first += [(".__defaults__", item) for item in defaults or ()]
-    rest = [*((f"'s {key}=", item) for key, item in named.items()), *((f".{k}", v) for k, v in attributes.items())]
-    return Anatomy(new, first, fill, rest)
+    first = [Part(f", its variable `{name}`", cell) for name, cell in zip(code.co_freevars, cells, strict=True)]
+    first += [Part(".__defaults__", item) for item in defaults or ()]
+    rest = [Part(f"'s {key}=", item) for key, item in named.items()]
+    rest += [Part(f".{key}", item) for key, item in attributes.items()]
+    return Parts(new, first, fill, rest)
 
 
-def _cell(value: types.CellType) -> Anatomy:
+def _cell(value: types.CellType) -> Parts:
     def fill(made: Any, parts: Sequence[Any]) -> None:
         made.cell_contents = parts[0]
 
     try:
-        return Anatomy(lambda first: types.CellType(), [], fill, [("", value.cell_contents)])
+        return Parts(lambda first: types.CellType(), [], fill, [Part("", value.cell_contents)])
     except ValueError:  # not filled
-        return Anatomy(lambda first: types.CellType())
+        return Parts(lambda first: types.CellType())
 
 
-def _method(value: types.MethodType) -> Anatomy:
-    parts = [(".__func__", value.__func__), (".__self__", value.__self__)]
-    return Anatomy(lambda first: types.MethodType(*first), parts)
+def _method(value: types.MethodType) -> Parts:
+    parts = [Part(".__func__", value.__func__), Part(".__self__", value.__self__)]
+    return Parts(lambda first: types.MethodType(*first), parts)
 
 
-def _reference(value: Any) -> Anatomy | None:
+def _reference(value: Any) -> Parts | None:
     target = value()
     if target is None:
-        return Anatomy(lambda first: value)
+        return Parts(lambda first: value)
     if value.__callback__ is not None:
         return None
-    return Anatomy(lambda first: weakref.ref(first[0]), [("()", target)])
+    return Parts(lambda first: weakref.ref(first[0]), [Part("()", target)])
 
 
-_SPECIAL: dict[type, Callable[[Any], Anatomy | None]] = {
+_SPECIAL: dict[type, Callable[[Any], Parts | None]] = {
     types.FunctionType: _function,
     types.CellType: _cell,
     types.MethodType: _method,
@@ -278,25 +478,25 @@ _SPECIAL: dict[type, Callable[[Any], Anatomy | None]] = {
 }
 
 
-def _has_numbers_of_the_data(array: Any) -> bool:
+def _has_symbols(array: Any) -> bool:
     """Whether an array is one of objects because data-dependent numbers are among them."""
     return array.dtype.hasobject and any(isinstance(item, SYMBOLS) for item in array.flat)
 
 
-def _array(value: Any, kind: Any, native: Any) -> Anatomy:
+def _of_array(value: Any) -> Parts:
     """Of an array of such numbers, which is what NumPy makes of those of a call."""
-    numpy, shape = sys.modules["numpy"], value.shape
+    numpy, kind, shape = sys.modules["numpy"], type(value), value.shape
 
     def make(parts: Sequence[Any]) -> Any:
         return numpy.array(list(parts)).reshape(shape).view(kind)
 
-    return Anatomy(make, [(f"[{number}]", item) for number, item in enumerate(value.flat)])
+    return Parts(make, _numbered(value.flat))
 
 
 # Other built-in classes, as `copyreg` knows them
 
 
-def _reduced(value: Any) -> Anatomy | None:
+def _reduced(value: Any) -> Parts | None:
     """By what an object says of itself for copies."""
     try:
         with warnings.catch_warnings():
@@ -306,8 +506,8 @@ def _reduced(value: Any) -> Anatomy | None:
         return None
     if not isinstance(reduced, tuple) or reduced[0] is copyreg.__newobj__:  # type: ignore[attr-defined]
         return None  # a name; or it has attributes at most, and says nothing of what else it keeps
-    given: list[Any] = [*reduced, *[None] * (6 - len(reduced))]
-    make, args, state, listed, mapped, setter = given
+    fields: list[Any] = [*reduced, *[None] * (6 - len(reduced))]
+    make, args, state, listed, mapped, setter = fields
     added, entries = list(listed or ()), list(mapped or ())
     has_state, count = state is not None, len(added)
 
@@ -320,9 +520,9 @@ def _reduced(value: Any) -> Anatomy | None:
         for key, item in zip(rest[count::2], rest[count + 1 :: 2], strict=True):
             made[key] = item
 
-    parts: Parts = [] if state is None else [(" (its state)", state)]
-    parts += [*_items(added), *_entries(entries)]
-    return Anatomy(lambda first: make(*first), [(f" (part {n})", item) for n, item in enumerate(args)], fill, parts)
+    parts = [] if state is None else [Part(" (its state)", state)]
+    parts += [*_numbered(added), *_keyed(entries)]
+    return Parts(lambda first: make(*first), [Part(f" (part {n})", item) for n, item in enumerate(args)], fill, parts)
 
 
 def _set_state(made: Any, state: Any, setter: Callable[[Any, Any], None] | None) -> None:

@@ -1,6 +1,7 @@
-"""The methods of a class that a program may run, found by the names that its code has.
+"""The methods of a class that a program may run, found by the names in its code.
 
-Invariant: nothing runs. Limits: of classes of libraries only ``forward`` of modules is known.
+Takes a class and names. Gives methods, and the attributes of classes that decide which methods these are. Guarantees
+that nothing runs. Limits: of classes of libraries only ``forward`` of modules is known.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from typing import Any
 
 import torch
 
-from functionalize.python_state.code_names import is_installed, layers
+from functionalize.python_state.code_names import layers
+from functionalize.python_state.ownership import is_installed, root_of
 
 _NOT_OWN = ("torch", "builtins")
 Method = tuple[str, Any]  # a name, and the entry of a class
@@ -34,27 +36,28 @@ class Methods:
             forward = getattr(kind, "forward", None) if self._is_module else None
             self._entries = {"forward": [(kind, forward)]} if inspect.isfunction(forward) else {}
             return
-        for one in kind.__mro__:
-            if one.__module__.partition(".")[0] not in _NOT_OWN:
-                for name, entry in vars(one).items():
+        for base in kind.__mro__:
+            if root_of(base.__module__) not in _NOT_OWN:
+                for name, entry in vars(base).items():
                     if functions_in(entry):
-                        self._entries.setdefault(name, []).append((one, entry))
+                        self._entries.setdefault(name, []).append((base, entry))
 
     def further(self, names: Iterable[str]) -> list[Method]:
-        """The methods that are found by these names, and were not before."""
-        found = list[Method]()
+        """The methods that these names lead to, and that no name has led to before."""
+        methods = list[Method]()
         wanted = (*names, "forward") if self._is_module else reversed(self._entries)
         todo = [name for name in wanted if name in self._entries]
         while todo:
             name = todo.pop()
             entries = self._entries.pop(name, ())
-            found += ((name, entry) for _, entry in entries)
+            methods += ((name, entry) for _, entry in entries)
             for owner, entry in entries:
                 self._guard(owner, name, entry)
             if self._is_module:
-                codes = (layer.__code__ for _, entry in entries for one in functions_in(entry) for layer in layers(one))
+                functions = (function for _, entry in entries for function in functions_in(entry))
+                codes = (layer.__code__ for function in functions for layer in layers(function))
                 todo += [other for code in codes for other in code.co_names if other in self._entries]
-        return found
+        return methods
 
     def _guard(self, owner: type, name: str, method: Any) -> None:
         """Have calls be asked whether a name still means a method: of the class, or of a base behind `super()`."""
@@ -73,7 +76,7 @@ def functions_in(method: Any) -> list[Any]:
     if isinstance(method, (staticmethod, classmethod)):
         return functions_in(method.__func__)
     if isinstance(method, property):
-        return [one for one in (method.fget, method.fset, method.fdel) if inspect.isfunction(one)]
+        return [accessor for accessor in (method.fget, method.fset, method.fdel) if inspect.isfunction(accessor)]
     if isinstance(method, (functools.cached_property, functools.partialmethod)):
         return functions_in(method.func)
     return []
@@ -84,7 +87,7 @@ def _guarded(kind: type, name: str, method: Any) -> str:
     if isinstance(method, classmethod):
         name, method = f"{name}.__func__", method.__func__
     try:
-        found = functools.reduce(getattr, name.split("."), kind)
+        current = functools.reduce(getattr, name.split("."), kind)
     except AttributeError:
         return ""
-    return name if found is (method.__func__ if isinstance(method, staticmethod) else method) else ""
+    return name if current is (method.__func__ if isinstance(method, staticmethod) else method) else ""

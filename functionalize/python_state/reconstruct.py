@@ -1,8 +1,9 @@
-"""How a call makes the objects that its program made: part by part, as the capture found them to consist.
+"""How a call makes the objects that its program made: part by part, as the capture has decomposed them.
 
-Invariant: what one recipe describes is one object in a call, and another one in the next call. Tensors, numbers of
-the graph, and objects that were there before the call stand in a recipe by their numbers; it holds nothing of a trace.
-Limits: no `__init__` runs, nor any other code of the object's class, but where `copyreg` alone knows its parts.
+Takes :class:`Reconstruction` trees, in which tensors, numbers of the graph and objects that were there before the call
+stand by their numbers. Gives objects. Guarantees that a reconstruction is one object in a call, another one in the next
+call, and that nothing of a trace is held. Limits: neither ``__init__`` nor other code of an object's class runs, unless
+``copyreg`` alone knows the parts.
 """
 
 from __future__ import annotations
@@ -51,10 +52,10 @@ class NumberRef:
 
 
 @dataclass(frozen=True, eq=False)
-class Recipe:
+class Reconstruction:
     """How to make one object: of some parts, and then, so that it may hold itself, filled with others.
 
-    Parts are recipes, references, or the very values.
+    Parts are reconstructions, references, or the very values.
     """
 
     new: Callable[[Sequence[Any]], Any]
@@ -65,12 +66,12 @@ class Recipe:
 
 def references_in(parts: Sequence[Any]) -> Iterator[TensorRef | ObjectRef]:
     """What parts refer to, and objects that they describe."""
-    todo, seen = list(parts), set[Recipe]()
+    todo, seen = list(parts), set[Reconstruction]()
     while todo:
         part = todo.pop()
         if isinstance(part, (TensorRef, ObjectRef)):
             yield part
-        elif isinstance(part, Recipe) and part not in seen:
+        elif isinstance(part, Reconstruction) and part not in seen:
             seen.add(part)
             todo += [*part.first, *part.rest]
 
@@ -80,7 +81,7 @@ def tensors_in(parts: Sequence[Any]) -> set[Any]:
     return {part.number for part in references_in(parts) if isinstance(part, TensorRef)}
 
 
-_BEGIN, _MAKE, _FILL = "begin", "make", "fill"  # what is to be done next with a recipe
+_BEGIN, _MAKE, _FILL = "begin", "make", "fill"  # what is to be done next with a reconstruction
 
 
 class Maker:
@@ -91,35 +92,35 @@ class Maker:
     ) -> None:
         """``tensor``: what the call has for the number of one; ``numbers``: the ``results`` that objects hold."""
         self._states, self._tensor, self._results, self._numbers = states, tensor, results, numbers
-        self._made: dict[Recipe, Any] = {}
+        self._made: dict[Reconstruction, Any] = {}
 
     def make(self, part: Any) -> Any:
-        """The value that a recipe, or a reference, describes; of others the value itself."""
-        pending = [(part, _BEGIN)] if isinstance(part, Recipe) and part not in self._made else []
-        begun: Counter[Recipe] = Counter()
+        """The value that a reconstruction, or a reference, describes; of others the value itself."""
+        pending = [(part, _BEGIN)] if isinstance(part, Reconstruction) and part not in self._made else []
+        begun: Counter[Reconstruction] = Counter()
         while pending:  # what is above is done before: a set is filled with what can be hashed
-            recipe, stage = pending.pop()
+            reconstruction, stage = pending.pop()
             if stage is _FILL:
-                recipe.fill(self._made[recipe], list(map(self._value, recipe.rest)))
-            elif recipe in self._made:  # since it was put here: by something in it that holds it
+                reconstruction.fill(self._made[reconstruction], list(map(self._value, reconstruction.rest)))
+            elif reconstruction in self._made:  # since it was put here: by something in it that holds it
                 continue
             elif stage is _BEGIN:
-                begun[recipe] += 1
-                if begun[recipe] > len(recipe.first) + 1:
-                    raise RuntimeError(f"the result of {recipe.new} would contain itself before it exists")
-                pending += [(recipe, _MAKE), *self._missing(recipe.first)]
+                begun[reconstruction] += 1
+                if begun[reconstruction] > len(reconstruction.first) + 1:
+                    raise RuntimeError(f"the result of {reconstruction.new} would contain itself before it exists")
+                pending += [(reconstruction, _MAKE), *self._missing(reconstruction.first)]
             else:
-                self._made[recipe] = recipe.new(list(map(self._value, recipe.first)))
-                if recipe.rest:
-                    pending += [(recipe, _FILL), *self._missing(recipe.rest)]
+                self._made[reconstruction] = reconstruction.new(list(map(self._value, reconstruction.first)))
+                if reconstruction.rest:
+                    pending += [(reconstruction, _FILL), *self._missing(reconstruction.rest)]
         return self._value(part)
 
-    def _missing(self, parts: Sequence[Any]) -> list[tuple[Recipe, str]]:
-        return [(part, _BEGIN) for part in parts if isinstance(part, Recipe) and part not in self._made]
+    def _missing(self, parts: Sequence[Any]) -> list[tuple[Reconstruction, str]]:
+        return [(part, _BEGIN) for part in parts if isinstance(part, Reconstruction) and part not in self._made]
 
     def _value(self, part: Any) -> Any:
         """What a part is, once all objects that it consists of are made."""
-        if isinstance(part, Recipe):
+        if isinstance(part, Reconstruction):
             return self._made[part]
         if isinstance(part, TensorRef):
             return self._tensor(part.number)

@@ -1,7 +1,8 @@
-"""Where values sit: an entry of a container, and steps into the tuples that it may hold; numbers among them.
+"""Where a value sits: an entry of a container, and steps into the tuples that the entry holds; numbers among them.
 
-Invariant: a place is read and written as the program would. Limits: a written tuple is made again, by no code of its
-class; its attributes are those of the other one, in one dict.
+Takes a container and a key. Gives reads and writes of the value there. Guarantees that they do what the program's own
+would do. Limits: a tuple in which an item is replaced is made again, without running code of its class; it keeps its
+attributes.
 """
 
 from __future__ import annotations

@@ -1,28 +1,22 @@
-"""What values were, so that they can be compared later: plain ones as they are, containers by their content.
+"""What values are at one moment, to be compared later: plain values themselves, containers by their content.
 
-Invariant: values compare equal only if a program cannot tell them apart. Limits: values behind objects that are
-neither modules, containers nor plain objects with attributes are compared by identity.
+Takes values. Gives snapshots, which :func:`same` compares. Guarantees that two snapshots are the same only if a program
+cannot distinguish the values. Limits: what sits behind other objects than modules, containers and objects with
+attributes is compared by identity.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from functionalize.python_state.buffers import ARRAYS, held_by
-from functionalize.python_state.containers import SlotsOf, slots_of
-from functionalize.python_state.traversal_rules import OPAQUE, PATHS
+from functionalize.python_state.decompose import Comparison, decomposition_of, items_of
+from functionalize.python_state.traversal_rules import PLAIN
 
-VALUES: tuple[type, ...] = (
-    *(bool, int, float, complex, str, bytes, type(None), range, torch.Size),
-    *(torch.dtype, torch.device, torch.layout, torch.memory_format),
-)
-_CONTAINERS = (dict, list, tuple, set, frozenset, deque)
-NOT_ENTERED = (*OPAQUE, torch.Tensor, torch.nn.Module, torch.optim.Optimizer)
 DEPTH = 4  # of containers and objects; tuples do not count
 
 
@@ -84,7 +78,6 @@ class Content:
         return f"{self.kind.__name__}({items})"
 
 
-PLAIN = frozenset(VALUES)
 EMPTY = {kind: Content(kind, (), ()) for kind in (OrderedDict, dict, list)}  # what empty containers hold
 
 
@@ -94,40 +87,43 @@ def frozen(value: Any, memo: dict[int, Any], depth: int = DEPTH) -> Any:
     ``memo``: of containers that were met before, by identity; they must outlive it.
     """
     kind = type(value)
-    if kind in PLAIN or issubclass(kind, VALUES):
+    if kind in PLAIN:
         return value
     if kind in EMPTY and not value:  # the hooks of most modules
         return memo.get(id(value), EMPTY[kind])
-    if kind in PATHS:
+    comparison = decomposition_of(kind).comparison
+    if comparison is Comparison.VALUE:
+        return value
+    if comparison is Comparison.EQUALITY:
         return _Equal(value)
-    known = memo.get(id(value)) if depth else None
-    if known is None and (depth == 0 or issubclass(kind, NOT_ENTERED) or callable(value)):
+    content = memo.get(id(value)) if depth else None
+    if content is None and (depth == 0 or comparison is Comparison.IDENTITY):
         return _Identity(None if issubclass(kind, torch.Tensor) else value)
-    if known is None:
+    if content is None:
         memo[id(value)] = _Identity(value)  # what holds itself
-        known = memo[id(value)] = _content(value, memo, inside(value, depth))
-    return known
+        content = memo[id(value)] = _content(value, comparison, memo, inside(value, depth))
+    return content
 
 
-def _content(value: Any, memo: dict[int, Any], depth: int) -> Any:
+def _content(value: Any, comparison: Comparison, memo: dict[int, Any], depth: int) -> Any:
     kind = type(value)
-    if not (isinstance(value, _CONTAINERS) or hasattr(value, "__dict__") or slots_of(kind)):  # of an extension
+    if comparison is Comparison.OTHER:
         held = held_by(value, ARRAYS)
         if held is not None:
             return _Array(kind, held, repr(value))
-        own: Any = kind.__hash__  # none of what cannot be hashed
+        own: Any = kind.__hash__  # None of what cannot be hashed
         return _Identity(value) if own in (None, object.__hash__) else _Equal(value)
     if isinstance(value, frozenset) and _reaches_tensors(value, depth):  # which no walk finds there
         return _Identity(value)
-    keys, items = parts(value)
-    return Content(type(value), keys, tuple(frozen(item, memo, depth) for item in items))
+    items = items_of(value)
+    return Content(kind, items.keys, tuple(frozen(item, memo, depth) for item in items.values))
 
 
 def _reaches_tensors(value: Any, depth: int) -> bool:
     """Whether a value is a tensor, or has one in its parts."""
     if isinstance(value, torch.Tensor):
         return True
-    items = value if isinstance(value, frozenset) else parts(value)[1]  # in any order
+    items = value if isinstance(value, frozenset) else items_of(value).values  # in any order
     others = (item for item in items if type(item) not in PLAIN)
     return depth >= 0 and any(_reaches_tensors(item, inside(value, depth)) for item in others)
 
@@ -149,18 +145,6 @@ def content_of(kind: type, held: Any) -> Any:
     if not held and kind in EMPTY:
         return EMPTY[kind]
     return Content(kind, keys, tuple(frozen(item, {}, DEPTH - 1) for item in items))
-
-
-def parts(value: Any) -> tuple[tuple[Any, ...], Sequence[Any]]:
-    """The keys and the items of a container, or of an object with attributes."""
-    if isinstance(value, (list, tuple, deque)):
-        return (), list(value)
-    if isinstance(value, (set, frozenset)):
-        return (), sorted(value, key=repr)
-    content = value if isinstance(value, dict) else getattr(value, "__dict__", {})
-    if not isinstance(value, dict) and slots_of(type(value)):
-        content = {**SlotsOf(value, slots_of(type(value))), **content}
-    return tuple(content), list(content.values())
 
 
 def without(content: Any, steps: tuple[int, ...]) -> Any:

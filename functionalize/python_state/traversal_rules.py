@@ -1,7 +1,8 @@
-"""Which objects a walk enters, and what it finds behind those that it does not: rules by class.
+"""Which objects a walk enters, and what it finds behind those that it does not enter: rules by class.
 
-Invariant: nothing runs but what a weak reference and a view of a dict do to say what they show. Limits: objects of the
-standard library and of torch's private modules are entered only if a row says so.
+Takes classes and values. Holds the one table of plain types. Guarantees that nothing runs but what a weak reference and
+a view of a dict do to say what they show. Limits: objects of the standard library and of torch's private modules are
+entered only if a row says so.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import gc
 import inspect
 import logging
 import pathlib
-import sys
 import types
 import weakref
 from collections import deque
@@ -23,16 +23,23 @@ from typing import Any
 import torch
 
 from functionalize.python_state.containers import DESCRIPTORS, per_class
+from functionalize.python_state.ownership import is_internal, root_of
 
+# Plain values: they hold nothing, and are compared by what they are.
+SCALARS = (bool, int, float, complex, str, bytes)
+PLAIN_BASES: tuple[type, ...] = (
+    *(*SCALARS, type(None), range, torch.Size),
+    *(torch.dtype, torch.device, torch.layout, torch.memory_format),
+)
+PLAIN = frozenset(PLAIN_BASES)
 # Never entered: they hold no state of a program's.
 OPAQUE: tuple[type, ...] = (
     *(type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType, logging.Logger),
-    *(enum.Enum, torch.Generator, torch.Size, torch.dtype, torch.device, torch.layout, torch.memory_format),
-    *(str, bytes, int, float, complex, type(None), range, torch.SymInt, weakref.ProxyType, weakref.CallableProxyType),
+    *(*PLAIN_BASES, enum.Enum, torch.Generator, torch.SymInt, weakref.ProxyType, weakref.CallableProxyType),
 )
 PATHS = frozenset({pathlib.PurePosixPath, pathlib.PureWindowsPath, pathlib.PosixPath, pathlib.WindowsPath})  # values
 CONTAINERS = (dict, list, set, deque)
-_VALUES_WITH_ATTRIBUTES = (str, bytes, int, float, complex, tuple)  # if a class of the program's own inherits from them
+_VALUES_WITH_ATTRIBUTES = (*SCALARS, tuple)  # if a class of the program's own inherits from them
 
 # Classes of the standard library that keep what a program gives them in attributes; not all are loaded.
 _PLAIN_OBJECTS = frozenset(
@@ -44,7 +51,9 @@ _PLAIN_OBJECTS = frozenset(
     }
 )
 _DICTS: tuple[dict[Any, Any], ...] = ({}, collections.OrderedDict())
-_VIEWS_OF_DICTS = tuple(type(view) for one in _DICTS for view in (one.keys(), one.values(), one.items()))
+_VIEWS_OF_DICTS = tuple(
+    type(view) for example in _DICTS for view in (example.keys(), example.values(), example.items())
+)
 
 
 @per_class
@@ -54,27 +63,26 @@ def is_entered(kind: type) -> bool:
         return True
     if issubclass(kind, OPAQUE) or kind in PATHS or _is_foreign(kind):
         return False
-    if not (kind.__dictoffset__ or any("__slots__" in one.__dict__ for one in kind.__mro__)):
+    if not (kind.__dictoffset__ or any("__slots__" in base.__dict__ for base in kind.__mro__)):
         return False
-    call = next((one.__dict__["__call__"] for one in kind.__mro__ if "__call__" in one.__dict__), None)
+    call = next((base.__dict__["__call__"] for base in kind.__mro__ if "__call__" in base.__dict__), None)
     return call is None or inspect.isfunction(call)
 
 
 def _is_plain(kind: type) -> bool:
-    return any((one.__module__, one.__qualname__) in _PLAIN_OBJECTS for one in kind.__mro__)
+    return any((base.__module__, base.__qualname__) in _PLAIN_OBJECTS for base in kind.__mro__)
 
 
 def _is_foreign(kind: type) -> bool:
-    """Whether a class is one of the standard library's, of torch's own insides, or of ours; or an expression's.
+    """Whether a class is base of the standard library's, of torch's own insides, or of ours; or an expression's.
 
     Expressions of sympy never change, and note what they find of themselves: an exported program holds some.
     """
-    if any(one.__module__.startswith("sympy.") for one in kind.__mro__):
+    if any(base.__module__.startswith("sympy.") for base in kind.__mro__):
         return True
-    root, _, rest = kind.__module__.partition(".")
-    if _is_plain(kind) or root in ("builtins", "__main__"):
+    if _is_plain(kind) or root_of(kind.__module__) in ("builtins", "__main__"):
         return False
-    return root in sys.stdlib_module_names or root == "functionalize" or (root == "torch" and rest.startswith("_"))
+    return is_internal(kind.__module__)
 
 
 @per_class
@@ -104,8 +112,8 @@ def behind(value: Any) -> Any:
     if type(value) in weakref.ProxyTypes:  # asked first: of its class a proxy says what the object behind it says
         return of_proxy(value)
     if isinstance(value, weakref.ReferenceType):
-        found: Any = value()
-        return getattr(found, "__self__", found) if isinstance(found, types.MethodType) else found
+        target: Any = value()
+        return getattr(target, "__self__", target) if isinstance(target, types.MethodType) else target
     if isinstance(value, _VIEWS_OF_DICTS):
         value = value.mapping
     if not isinstance(value, types.MappingProxyType) or "__module__" in value:  # the attributes of a class

@@ -1,62 +1,64 @@
-"""The tensors that a program reaches through Python objects: found, replaced for a while, and looked at afterwards.
+"""The tensors that a program reaches through Python objects, and the places where they sit.
 
-A program gets at tensors through its arguments, through modules and optimizers, through variables of functions, and
-through containers and objects inside of these, such as caches. All are walked the same way, in the order of their keys.
-
-Invariant: objects that are built alike are walked alike, so that the n-th tensor of the one is the n-th of the other.
-Limits: those of :mod:`functionalize.python_state.traversal_rules`, which says what is entered.
+Takes arguments, modules, optimizers, variables of functions. Gives slots of tensors, constants and objects, in the
+order of keys, with the containers that hold them. Guarantees that objects that are built alike are walked alike: the
+n-th tensor of the first corresponds to the n-th of the second. Limits:
+:mod:`functionalize.python_state.traversal_rules` says which objects are entered.
 """
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
+import enum
 import types
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set, Sized
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
-from operator import is_
 from typing import Any
 
 import torch
 
-from functionalize._torch import buffers_of, modules_of, parameters_of
+from functionalize._torch import modules_of
 from functionalize.python_state.containers import (
     ABSENT,
-    ClassAttributes,
     Container,
-    ContextValue,
     SetItems,
-    SlotsOf,
-    assign,
-    copy_of,
     entry,
     identity,
-    is_pythons,
+    per_class,
     place_of,
-    slots_of,
-    unchanged,
-    write,
 )
+from functionalize.python_state.decompose import entries_of
 from functionalize.python_state.refused_objects import refuse_module
 from functionalize.python_state.slots import Slot
-from functionalize.python_state.traversal_rules import CONTAINERS, behind, has_attributes, is_entered, key_behind
-from functionalize.uninterrupted import uninterrupted
+from functionalize.python_state.traversal_rules import PLAIN, behind, has_attributes, is_entered, key_behind
 
 # By type, what isinstance would say: most values are one of these.
 TENSOR_TYPES = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
-_WEAK: dict[type, Any] = {weakref.ref: weakref.ref, **dict.fromkeys(weakref.ProxyTypes, weakref.proxy)}
-_PLAIN = frozenset({bool, int, float, str, type(None), torch.Size, torch.dtype, torch.device, types.FunctionType})
-_VALUES = _PLAIN - {types.FunctionType}  # which may reach tensors
-LEAF_TYPES = TENSOR_TYPES | _PLAIN
+_WEAK = (weakref.ref, *weakref.ProxyTypes)
+LEAF_TYPES = TENSOR_TYPES | PLAIN | {types.FunctionType}
 _STRINGS = frozenset({str})
 _HOLDERS = (torch.nn.Module, torch.optim.Optimizer)
-HOOKS_OF_MODULES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-NOT_SAVED = "_non_persistent_buffers_set"  # the names of a module's buffers that are not in its state_dict
-_OF_MODULES = frozenset(torch.nn.Module().__dict__)
 
 
-Changed = tuple[int, Container, str, Any]  # a container's number, itself, its path, its content before
+class _Role(enum.Enum):
+    """What a walk does with values of a class."""
+
+    TENSOR = enum.auto()
+    PLAIN = enum.auto()  # a leaf behind which is nothing
+    CONSTANT = enum.auto()  # a leaf that may show an object, or have attributes
+    TUPLE = enum.auto()
+    OBJECT = enum.auto()  # entered
+
+
+@per_class
+def _role_of(kind: type) -> _Role:
+    if issubclass(kind, torch.Tensor):
+        return _Role.TENSOR
+    if kind in LEAF_TYPES:
+        return _Role.PLAIN
+    if issubclass(kind, tuple):
+        return _Role.TUPLE
+    return _Role.OBJECT if is_entered(kind) else _Role.CONSTANT
 
 
 @dataclass
@@ -77,11 +79,6 @@ class StateWalk:
     seen: list[Any] = field(default_factory=list)  # what was entered; held, so that no identity is used again
     _numbers: dict[int, int] = field(default_factory=dict)
     _holders: int = 0  # how many modules and optimizers are being opened
-    _before: tuple[list[Any], list[Any], list[Any]] = (
-        [],
-        [],
-        [],
-    )  # containers when the program begins, content; in one
 
     def walk(self, container: Container, key: Any, path: str, owner: Any = None) -> None:
         """Enter an entry of a container."""
@@ -100,22 +97,23 @@ class StateWalk:
     def watch(self, container: Container, path: str) -> None:
         """Look afterwards whether a container holds something else."""
         self.containers[id(container)] = container, path
-        if _is_ordered(container, container, container):
+        if len(container) > 1 and _is_ordered(container, container, False):
             self.ordered[id(container)] = container, path
 
     def _enter(self, value: Any, slot: Slot) -> None:
         kind = type(value)
-        if kind in TENSOR_TYPES or issubclass(kind, torch.Tensor):
+        role = _role_of(kind)
+        if role is _Role.TENSOR:
             self.shape.append(torch.Tensor)
             self.tensors.append(slot)
             self.leaves.append(slot)
-        elif kind in _PLAIN or not (issubclass(kind, tuple) or is_entered(kind)):
+        elif role is _Role.PLAIN or role is _Role.CONSTANT:
             self.shape.append(kind)
             self.constants.append(slot)
             self.leaves.append(slot)
-            if kind not in _PLAIN:
+            if role is _Role.CONSTANT:
                 self._follow_constant(value, slot)
-        elif issubclass(kind, tuple):
+        elif role is _Role.TUPLE:
             self.shape.append((kind, len(value)))
             if has_attributes(kind):
                 self.open_attributes(value, slot.path)
@@ -154,14 +152,15 @@ class StateWalk:
     def _open_object(self, value: Any, kind: type, path: str) -> None:
         self._numbers[id(value)] = len(self.seen)
         self.seen.append(value)
-        if is_module(value):
+        module = is_module(value)
+        if module:
             refuse_module(value, path)
             self.modules[id(value)] = path
-        holds = isinstance(value, _HOLDERS)
+        holds = module or isinstance(value, torch.optim.Optimizer)
         self._holders += holds
-        for container, keys in containers_of(value):
+        for container, keys in entries_of(value):
             self.containers[id(container)] = container, path
-            if _is_ordered(value, container, keys):
+            if len(keys) > 1 and _is_ordered(value, container, module):
                 self.ordered[id(container)] = container, path
             if keys:
                 self._open(value, container, keys, path)
@@ -192,110 +191,10 @@ class StateWalk:
                 if is_entered(type(key)) and not isinstance(key, (tuple, *_HOLDERS)):
                     self.open(key, f"{path}: a key")
 
-    @contextlib.contextmanager
-    def substituted(self, substitutes: Mapping[int, Any]) -> Iterator[None]:
-        """Put other tensors, named by the identities of these, in their places; in the end all is as it was."""
-        slots = [slot for slot in self.tensors if not isinstance(slot.container, SetItems)]
-        entries = [(slot.container, slot.key, entry(slot.container, slot.key)) for slot in [*slots, *self.weak]]
-        keyed_by_tensor = [(container, copy_of(container)) for container in self.keyed_by_tensor]
-        places = (*self.leaves, *self.entered) if keyed_by_tensor else ()
-        keys = {id(key): _key_of_substitute(key, substitutes) for _, content in keyed_by_tensor for key in content}
-        rekeyed = [(slot, slot.key) for slot in places if id(slot.key) in keys]
-        try:
-            for slot in slots:
-                value = slot.get()
-                slot.set(substitutes.get(id(value), value))  # one that arguments share with state was replaced there
-            for container, content in keyed_by_tensor:
-                new = [keys[id(key)] for key in content]
-                mapping = isinstance(content, dict)
-                assign(container, dict(zip(new, copy_of(container).values(), strict=True)) if mapping else new)
-            for slot, key in rekeyed:
-                slot.key = keys[id(key)]
-            for slot in self.weak:
-                tensor: Any = behind(slot.get())
-                slot.set(_WEAK[type(slot.get())](substitutes.get(id(tensor), tensor)))
-            self.begin()
-            yield
-        finally:
 
-            def put_back() -> None:
-                for slot, key in rekeyed:
-                    slot.key = key
-                for _, container, _, content in self.changed:
-                    assign(container, content)
-                for container, content in keyed_by_tensor:
-                    assign(container, content)
-                for container, key, value in entries:
-                    write(container, key, value)
-
-            uninterrupted(put_back)
-            self._before = [], [], []
-
-    def content(self, container: Container) -> Any:
-        """What a container held when the program began; None of one that was not walked."""
-        wanted = identity(container)
-        number = next((n for n, (one, _) in enumerate(self.containers.values()) if identity(one) == wanted), None)
-        return None if number is None else self.begun[number]
-
-    def begin(self) -> None:
-        """The program begins: what the containers hold now is what it finds."""
-        containers = [container for container, _ in self.containers.values()]
-        contents = list(map(copy_of, containers))
-        self._before = containers, contents, _in_one(contents)
-
-    def watch_late(self, container: Container, path: str, before: Any) -> None:
-        """Have a container count, when the program has run, that held what ``before`` does."""
-        self.watch(container, path)
-        containers, contents, in_one = self._before
-        containers.append(container)
-        contents.append(before)
-        in_one.extend(_in_one([before]))
-
-    @property
-    def begun(self) -> Sequence[Any]:
-        """What the containers, in their order, held when the program began."""
-        return self._before[1]
-
-    @property
-    def changed(self) -> list[Changed]:
-        """The containers whose content the program has changed so far: number, container, path, content before."""
-        containers, contents, before = self._before
-        now = _in_one(one if type(one) is dict else copy_of(one) for one in containers)
-        if len(now) == len(before) and all(map(is_, now, before)):
-            return []
-        pairs = zip(self.containers.values(), contents, strict=False)
-        return [
-            (number, container, path, content)
-            for number, ((container, path), content) in enumerate(pairs)
-            if (container or content) and not unchanged(container, content)
-        ]
-
-
-def _key_of_substitute(key: Any, substitutes: Mapping[int, Any]) -> Any:
-    """The key that another tensor has in the place of this one: it, or such a weak reference to it."""
-    found = substitutes.get(id(key_behind(key)))
-    if found is None:
-        return key
-    return type(key)(found) if isinstance(key, weakref.ReferenceType) else found
-
-
-def _is_ordered(value: Any, container: Container, keys: Sized) -> bool:
+def _is_ordered(value: Any, container: Container, module: bool) -> bool:
     """Whether a container of an object is a dict that has an order: attributes, parameters and buffers have none."""
-    if len(keys) < 2 or not isinstance(container, dict):
-        return False
-    return container is value or (is_module(value) and container is modules_of(value))
-
-
-def _in_one(contents: Iterable[Any]) -> list[Any]:
-    """All that containers hold, one after the other, each behind the number of its entries."""
-    found: list[Any] = []
-    for content in contents:
-        found.append(len(content))
-        if content:
-            found.extend(content)
-            if type(content) is dict:
-                found.extend(content.values())
-    return found
+    return isinstance(container, dict) and (container is value or (module and container is modules_of(value)))
 
 
 def containers_inside(state: StateWalk, places: Set[tuple[int, Any]]) -> set[int]:
@@ -305,8 +204,8 @@ def containers_inside(state: StateWalk, places: Set[tuple[int, Any]]) -> set[int
         container, key = place_of(slot.container, slot.key)
         value = slot.found() if (id(container), key) in places or identity(slot.container) in inside else ABSENT
         if value is not ABSENT:
-            inside.update(identity(one) for one, _ in containers_of(value))
-    return {id(one) for one, _ in state.containers.values() if identity(one) in inside}
+            inside.update(identity(inner) for inner, _ in entries_of(value))
+    return {id(inner) for inner, _ in state.containers.values() if identity(inner) in inside}
 
 
 def is_module(value: Any) -> bool:
@@ -317,32 +216,3 @@ def is_module(value: Any) -> bool:
 def joined(path: str, key: Any) -> str:
     """A path with one more step."""
     return f"{path}.{key}" if path else str(key)
-
-
-def containers_of(value: Any) -> Iterator[tuple[Container, list[Any]]]:
-    """The containers that an object consists of, and which of their entries are entered."""
-    if is_module(value):
-        for container in (parameters_of(value), buffers_of(value)):
-            yield container, list(container)
-        modules = modules_of(value)
-        yield modules, [name for name, module in modules.items() if module is not None]
-        content = value.__dict__
-        yield from ((hooks, list(hooks)) for name in HOOKS_OF_MODULES if (hooks := content[name]))
-        yield SetItems(content[NOT_SAVED]), []
-        yield content, [n for n, item in content.items() if n not in _OF_MODULES and type(item) not in _VALUES]
-        return
-    if isinstance(value, CONTAINERS):
-        items = SetItems(value) if isinstance(value, set) else value
-        yield items, list(copy_of(value)) if isinstance(value, dict) else list(range(len(value)))
-    if isinstance(value, (type, contextvars.ContextVar)):
-        held: Any = ClassAttributes(value) if isinstance(value, type) else ContextValue(value)
-        yield held, list(copy_of(held)) if isinstance(value, type) else list(range(len(held)))
-        return
-    attributes = getattr(value, "__dict__", None)
-    plain = isinstance(value, CONTAINERS) and is_pythons(type(value))  # nobody gives it attributes
-    if attributes or (attributes is not None and not plain):
-        yield attributes, list(attributes)
-    names = slots_of(type(value)) if type(value) not in (dict, list) else ()
-    if names:
-        slots = SlotsOf(value, names)
-        yield slots, list(slots)

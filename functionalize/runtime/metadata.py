@@ -19,13 +19,12 @@ from torch.export.graph_signature import InputKind
 
 from functionalize._torch import pytree
 from functionalize.aliasing.geometry import Layout
+from functionalize.aliasing.view_rules import OpCall
 from functionalize.errors import DataDependentError
 from functionalize.python_state.reconstruct import GraphNumber
 from functionalize.python_state.slots import Slot
 from functionalize.runtime.decisions import Answers, Decision
-from functionalize.runtime.side_effects import LeftInObjects, ScheduleStep, SideEffect
-
-OpCall = tuple[Any, tuple[Any, ...]]  # an op on an input, and its arguments after the input
+from functionalize.runtime.outputs.side_effects import LeftInObjects, ScheduleStep, SideEffect
 
 
 def frozen_number(number: Any) -> Any:
@@ -52,7 +51,7 @@ class SymbolSources:
     inputs: tuple[tuple[int, Layout], ...] = ()
     numbers: tuple[tuple[int, Any], ...] = ()
     outputs: tuple[tuple[int, Layout], ...] = ()
-    computed: tuple[tuple[int, Any], ...] = ()  # outputs of the graph that are symbols, which no size tells
+    computed: tuple[tuple[int, Any], ...] = ()  # outputs of the graph that are symbols, which are not in a size
     asserted: tuple[Any, ...] = ()  # conditions on symbols, which a call must meet
 
     def bind(self, inputs: Sequence[Any], results: Sequence[Any]) -> SymbolBindings:
@@ -72,7 +71,7 @@ class SymbolSources:
         return bindings
 
     @property
-    def told(self) -> set[Any]:
+    def learned(self) -> set[Any]:
         """The symbols that a call learns."""
         known: set[Any] = set()
         sizes = [size for _, layout in (*self.inputs, *self.outputs) for size in layout.size if type(size) is not int]
@@ -82,11 +81,11 @@ class SymbolSources:
                 known |= unknown
         return known
 
-    def untold(self, layouts: Iterable[Layout], numbers: Iterable[Any]) -> list[Any]:
+    def unlearned(self, layouts: Iterable[Layout], numbers: Iterable[Any]) -> list[Any]:
         """The symbols of layouts and numbers that a call does not learn, by name."""
         needed = [n for layout in layouts for n in (*layout.size, *layout.stride, layout.offset)]
         free = {s for number in (*needed, *numbers) if hasattr(number, "free_symbols") for s in number.free_symbols}
-        return sorted(free - self.told if free else free, key=str)
+        return sorted(free - self.learned if free else free, key=str)
 
 
 class SymbolBindings:
@@ -123,7 +122,7 @@ class SymbolBindings:
                 self._known[symbol] = value
 
     def number(self, size: Any) -> Any:
-        """A size in this call; the expression itself where no tensor tells some symbol of it."""
+        """A size in this call; the expression itself where some symbol of it is unknown."""
         if type(size) is int or not hasattr(size, "xreplace"):
             return size
         value = size.xreplace(self._known)
@@ -132,7 +131,7 @@ class SymbolBindings:
     def holds(self, condition: Any) -> bool:
         """Whether a condition may hold: where some symbol of it is not known, it may."""
         if not all(symbol.is_integer for symbol in condition.free_symbols.difference(self._known)):
-            return True  # of floats that nobody knows nothing follows, which sympy would be long to find out
+            return True  # unknown floats decide nothing, and sympy would take long to find that out
         return str(condition.xreplace(self._known)) != "False"
 
     def __str__(self) -> str:
@@ -259,7 +258,7 @@ class InputMutation:
     after: tuple[OpCall, ...]
     layout: Layout | None = None  # if not the input itself is written, but other memory of its storage
     differentiable: bool = False  # whether autograd is to see the copy
-    detached: bool = False  # whether nothing of how the input was computed is left in it
+    detached: bool = False  # whether the input loses how it was computed
     overlaps: bool = False  # whether several positions of the input share an element
     inference: bool = False  # whether the input gets data that are an inference tensor
 
@@ -272,7 +271,7 @@ def needed_results(
     *,
     further_bases: bool,
 ) -> list[int]:
-    """Which of a graph's outputs a call looks at; the others are views that it makes by itself.
+    """Which of a graph's outputs a call reads; the others are views that it makes by itself.
 
     ``further_bases``: whether the graph gives the values of bases that are no outputs.
     """
@@ -308,7 +307,7 @@ class GraphTraits:
 
     outputs: int  # how many it has
     keeps_workspaces: bool  # whether an op gives what a backward in the graph needs, with grad mode on only
-    decisions: tuple[Decision, ...] = ()  # taken by data, in order
+    decisions: tuple[Decision, ...] = ()  # on tensor values, in order
     draws: tuple[Any, ...] = ()  # of a graph with decisions: what it draws random numbers from, for `RandomState`
     numbers: tuple[int, ...] = ()  # its outputs that are numbers in objects
     sparse: frozenset[int] = frozenset()  # its outputs that are not strided
@@ -341,7 +340,7 @@ class ProgramMetadata:
     spec: pytree.TreeSpec
     gradients: Mapping[int, int | None]  # of inputs: the output that is its new gradient, or that it has none
     gradients_read: frozenset[int]  # of which inputs
-    only_accumulates: bool  # gradients are only added to: none is as good as zeros
+    only_accumulates: bool  # gradients are only added to: without one, zeros do as well
     left: LeftInObjects
     layouts_before: Mapping[int, Layout]
     layouts_after: Mapping[int, Layout]
@@ -374,7 +373,7 @@ class ProgramMetadata:
 
     @cached_property
     def requiring(self) -> list[tuple[int, bool]]:
-        """The inputs that a call has require gradients, or none."""
+        """The inputs whose `requires_grad` a call sets, and to what."""
         found = [(number, entry.requires_grad) for number, entry in enumerate(self.inputs)]
         return [(number, requires) for number, requires in found if requires is not None]
 

@@ -1,4 +1,4 @@
-"""The state of the generators that a call draws random numbers from: another run draws the same ones; seeds.
+"""The state of the generators that a call draws random numbers from: another run draws the same ones.
 
 Invariant: a run under the state of a call leaves the generators as it found them. Limits: generators of the CPU and of
 CUDA devices, and those that are passed.
@@ -95,28 +95,6 @@ class RandomState:
 
 
 _NONE = RandomState()
-
-
-@dataclass(frozen=True)
-class Seed:
-    """What a program sets torch's default generators to before it draws from them."""
-
-    number: int | None  # None: it draws from where they are
-    taken_back: bool  # whether they are as they were when the program ends, as after `torch.random.fork_rng`
-
-    @contextlib.contextmanager
-    def set(self) -> Iterator[None]:
-        """Around the run of a graph: a run that fails leaves the generators as they were."""
-        before = RandomState(tuple((generator, generator.get_state()) for generator in _default_generators()))
-        if self.number is not None:
-            torch.manual_seed(self.number)
-        try:
-            yield
-        except BaseException:
-            before.restore()
-            raise
-        if self.taken_back:
-            before.restore()
 
 
 @contextlib.contextmanager

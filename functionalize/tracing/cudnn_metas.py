@@ -1,7 +1,7 @@
 """What cuDNN's recurrent layers give on fake tensors, after ``aten/src/ATen/native/cudnn/RNN.cpp``.
 
 Invariant: sizes and strides are those of the kernel. Limits: layers that are to put their weights together themselves;
-how much these keep for the backward is cuDNN's secret, and none here.
+what cuDNN keeps for the backward has a size of its own, and is empty here.
 """
 
 from __future__ import annotations

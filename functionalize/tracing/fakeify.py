@@ -49,7 +49,7 @@ def fakes_of(
     for group in others:
         inference = any(tensor.is_inference() for tensor in group.values())
         with warnings.catch_warnings(), torch.inference_mode(inference and torch.is_inference_mode_enabled()):
-            warnings.simplefilter("ignore", UserWarning)  # the converter looks for gradients where there are none
+            warnings.simplefilter("ignore", UserWarning)  # the converter asks non-leaves for gradients
             for key, tensor in group.items():
                 fake = (convert if dynamic else factory.mode.from_tensor)(tensor)
                 # A write to a view would go to its base in autograd, past what leads to the view.
@@ -89,7 +89,7 @@ BEYOND = "a backward runs into the operators that computed an example input"
 
 
 class _Fresh(torch.autograd.Function):
-    """The same memory, as a tensor that is no leaf and no view, so that it may be written."""
+    """The same memory, as a tensor that is neither a leaf nor a view, so that it may be written."""
 
     @staticmethod
     def forward(ctx: Any, leaf: torch.Tensor) -> torch.Tensor:

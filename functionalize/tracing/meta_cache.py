@@ -3,8 +3,9 @@
 FakeTensorMode works out the shapes, strides and dtypes of an op's results; here they are looked up where the same op
 was seen on arguments of the same metadata. All captures of a process share the cache.
 
-Invariant: a result that is found here is what FakeTensorMode would have made. Limits: sizes known as integers, strided
-tensors, ops of torch's own; what depends on data, or is anything but tensors, is not cached.
+In: an op with its arguments. Out: a `CacheEntry`, from which its results are made, or ``MISS``. Guarantees: such
+results are what FakeTensorMode would have made. Limits: sizes known as integers, strided tensors, ops of torch's own;
+results that depend on data, or are not tensors, are not cached.
 """
 
 from __future__ import annotations
@@ -18,13 +19,12 @@ import torch
 from functionalize._torch import FakeTensor, FakeTensorMode, OpOverload, is_symbolic, storage_id
 from functionalize._torch.fakes import FakeFactory, below_dispatch, data_dependent
 from functionalize.aliasing.geometry import Layout
-from functionalize.ops import tables
+from functionalize.ops import tables, traits
 from functionalize.ops.tables import ViewKind
 
 _STRIDED = torch.strided
 _ENTRIES = 100_000  # after so many all is forgotten: a bound on memory, far above what one model needs
 _AS_THEY_ARE = (bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
-_KEPT_APART = frozenset({torch.ops.aten.view.dtype})  # gives inference tensors in inference mode, unlike other views
 _INDEX, _MASKS = torch.ops.aten.index.Tensor, frozenset({torch.bool, torch.uint8})
 _DEPENDS_ON_DATA = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
 
@@ -48,7 +48,7 @@ class ResultMeta:
 
 
 def _holds(source: FakeTensor, layout: Layout) -> bool:
-    """Whether a layout surely lies in the storage of a tensor, which inference mode has nothing to do with."""
+    """Whether a layout surely fits in the storage of a tensor that inference mode does not concern."""
     room = source.untyped_storage().nbytes()
     inside = type(room) is int and layout.span[0] >= 0 and layout.span[1] <= room
     return inside and not (torch.is_inference_mode_enabled() or source.is_inference())
@@ -58,12 +58,12 @@ def _holds(source: FakeTensor, layout: Layout) -> bool:
 class CacheEntry:
     """The results of one op, for arguments of one metadata."""
 
-    results: tuple[ResultMeta | None, ...]  # None for a result that is None
+    results: tuple[ResultMeta | None, ...]  # None where the op gives None
     container: type | None  # of the results, if they are several
-    layouts: tuple[Layout, ...]  # where the results lie
+    layouts: tuple[Layout, ...]  # of the results
 
     def make(self, factory: FakeFactory, args: Sequence[Any]) -> Any:
-        """The results, as tensors of the factory's mode; ``MISS`` for views of a storage whose size data decide."""
+        """The results, as tensors of the factory's mode; ``MISS`` for views of a storage of data-dependent size."""
         try:
             made = [None if meta is None else meta.make(factory, args) for meta in self.results]
             return made[0] if self.container is None else self.container(made)
@@ -119,7 +119,7 @@ def _is_usable(func: Any) -> bool:
     row = tables.row(func)
     plain = not func._schema.is_mutable and not row.composite and row.view is not ViewKind.INPLACE_VIEW
     data = _DEPENDS_ON_DATA.intersection(func.tags) and func is not _INDEX
-    return plain and not data and func not in _KEPT_APART and "lift" not in func.name()
+    return plain and not data and func not in traits.MADE_FOR_INFERENCE and "lift" not in func.name()
 
 
 def _describe(args: Collection[Any], parts: list[Any], mode: FakeTensorMode) -> bool:

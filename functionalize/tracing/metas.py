@@ -15,6 +15,7 @@ import torch
 from functionalize._torch.symbols.sizes import forget_offset, unbacked
 from functionalize._torch.tensors import INTERPOLATIONS, suggest_memory_format
 from functionalize.errors import UnsupportedProgramError
+from functionalize.ops import traits
 from functionalize.tracing.cudnn_metas import CUDNN_METAS
 from functionalize.tracing.sparse_elements import SPARSE_METAS
 
@@ -99,7 +100,7 @@ def _angle(tensor: Any) -> torch.Tensor:
 
 
 def _ctc_loss(log_probs: Any, targets: Any, steps: Any, lengths: Any, *options: Any) -> tuple[torch.Tensor, ...]:
-    """After ``aten/src/ATen/native/LossCTC.cpp``; of lengths that are tensors the data tell which is the longest."""
+    """After ``aten/src/ATen/native/LossCTC.cpp``; if the lengths are tensors, the longest one is data-dependent."""
     states = _count_told_by_data(log_probs) if isinstance(lengths, torch.Tensor) else 2 * max(lengths, default=0) + 1
     return log_probs.new_empty([log_probs.size(1)]), log_probs.new_empty([log_probs.size(1), log_probs.size(0), states])
 
@@ -119,7 +120,7 @@ def _ctc_loss_backward(gradient: Any, log_probs: Any, *others: Any) -> torch.Ten
 
 
 def _lstsq(a: Any, b: Any, rcond: Any = None, *, driver: str | None = None) -> Any:
-    """After ``aten/src/ATen/native/BatchLinearAlgebra.cpp``; torch has no meta kernel: data may tell what it gives."""
+    """After ``aten/src/ATen/native/BatchLinearAlgebra.cpp``; torch has no meta kernel, as sizes may depend on data."""
     if a.device.type != "cpu":
         raise UnsupportedProgramError(
             f"the program solves least squares (linalg.lstsq) on the device {a.device.type!r}",
@@ -152,14 +153,6 @@ def _lstsq(a: Any, b: Any, rcond: Any = None, *, driver: str | None = None) -> A
 
 def _real(tensor: Any, size: Any) -> Any:
     return tensor.new_empty(size, dtype=tensor.dtype.to_real())
-
-
-_LAID_OUT_DENSELY = (
-    *(aten.native_batch_norm.default, aten._native_batch_norm_legit.default, aten._batch_norm_with_update.default),
-    *(aten._native_batch_norm_legit.no_stats, aten._native_batch_norm_legit_functional.default),
-    *(aten._batch_norm_with_update_functional.default, aten._batch_norm_no_update.default),
-    *(aten.native_channel_shuffle.default, aten.max_unpool2d.default),
-)
 
 
 def _dense(op: Any) -> Callable[..., Any]:
@@ -231,22 +224,10 @@ def _slice_copy(x: Any, dim: int = 0, start: Any = None, end: Any = None, step: 
     return x.new_empty(view.size())
 
 
-_FAKE_QUANTIZING = (
-    aten.fake_quantize_per_tensor_affine_cachemask.default,
-    aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default,
-    aten.fake_quantize_per_channel_affine_cachemask.default,
-)
-_LEARNING = (aten._fake_quantize_learnable_per_tensor_affine, aten._fake_quantize_learnable_per_channel_affine)
-_LEARNING_BACKWARDS = (
-    aten._fake_quantize_learnable_per_tensor_affine_backward,
-    aten._fake_quantize_learnable_per_channel_affine_backward,
-)
-_STEPS = [
-    getattr(packet, name)
-    for packet in (aten._fused_sgd, aten._fused_adam, aten._fused_adamw, aten._fused_adagrad)
-    for name in packet.overloads()
-    if not name.endswith("out")
-]
+def _like_first(x: Any, *parameters: Any) -> Any:
+    return torch.empty_like(x)
+
+
 METAS: Mapping[Any, Callable[..., Any]] = {  # what one gives is NotImplemented where torch's own is right
     **SPARSE_METAS,
     **CUDNN_METAS,
@@ -256,8 +237,10 @@ METAS: Mapping[Any, Callable[..., Any]] = {  # what one gives is NotImplemented 
     # What torch decomposes into operators that lay results out otherwise, by others whose results are alike.
     **dict.fromkeys((aten.copysign.Tensor, aten.xlogy.Tensor, aten.special_xlog1py.default), torch.atan2),
     **dict.fromkeys((aten.div.Tensor_mode, aten.floor_divide.default), _rounded),
-    **{op: _stepped(op) for op in _STEPS},  # torch has none, and no kernel runs on symbols
-    **{op: _dense(op) for op in _LAID_OUT_DENSELY},
+    **{
+        op: _stepped(op) for op in traits.STEPS_OF_OPTIMIZERS
+    },  # torch has no meta kernel, and others do not run on symbols
+    **{op: _dense(op) for op in traits.LAID_OUT_DENSELY},
     **{getattr(aten, call.__name__).default: _interpolated for call in INTERPOLATIONS},
     **{getattr(aten, f"{call.__name__}_backward").default: _interpolated_backward for call in INTERPOLATIONS},
     **dict.fromkeys((aten.logaddexp.default, aten.logaddexp2.default), torch.add),
@@ -266,11 +249,15 @@ METAS: Mapping[Any, Callable[..., Any]] = {  # what one gives is NotImplemented 
     **dict.fromkeys((aten._ctc_loss_backward.default, aten._ctc_loss_backward.Tensor), _ctc_loss_backward),
     aten.linalg_lstsq.default: _lstsq,
     aten._pack_padded_sequence.default: _pack_padded_sequence,
-    **dict.fromkeys(_FAKE_QUANTIZING, _fake_quantized),
-    **dict.fromkeys((op.default for op in _LEARNING), lambda x, *parameters: torch.empty_like(x)),
-    **dict.fromkeys((op.default for op in _LEARNING_BACKWARDS), _learned_scale_backward),
+    aten.fake_quantize_per_tensor_affine_cachemask.default: _fake_quantized,
+    aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default: _fake_quantized,
+    aten.fake_quantize_per_channel_affine_cachemask.default: _fake_quantized,
+    aten._fake_quantize_learnable_per_tensor_affine.default: _like_first,
+    aten._fake_quantize_learnable_per_channel_affine.default: _like_first,
+    aten._fake_quantize_learnable_per_tensor_affine_backward.default: _learned_scale_backward,
+    aten._fake_quantize_learnable_per_channel_affine_backward.default: _learned_scale_backward,
     aten.multilabel_margin_loss_backward.default: _multilabel_margin_loss_backward,
     aten.multilabel_margin_loss_forward.default: _multilabel_margin_loss_forward,
 }
-# Of graphs that are traced again, where nobody answers what torch asks of data-dependent bounds.
+# For graphs that are traced again, where torch's questions about data-dependent bounds have no answers.
 METAS_OF_EXPORTS: Mapping[Any, Callable[..., Any]] = {**METAS, aten.slice_copy.Tensor: _slice_copy}

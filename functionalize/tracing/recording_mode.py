@@ -1,9 +1,10 @@
 """``make_fx``'s tracing mode with a fast path: ops whose results are cached become nodes without a second dispatch.
 
-The slow path is torch's own: higher-order ops, symbolic sizes, constants, ops never seen before. Both fill one tracer,
-so that whatever looks at it (our executor of values, torch's higher-order ops) sees one graph.
+In: ops on fake tensors. Out: nodes of one tracer's graph, and the results. Guarantees: an op's node is the one that
+``make_fx`` would have added. Limits: one thread, one graph.
 
-Invariant: an op's node is the one that ``make_fx`` would have added. Limits: one thread, one graph.
+The slow path is torch's own: higher-order ops, symbolic sizes, constants, ops never seen before. Both fill one tracer,
+so that all who use it (our executor of values, torch's higher-order ops) see one graph.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ class RecordingMode(ProxyTorchDispatchMode):
         return out
 
     def propagate(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, CacheEntry | None]:
-        """An op's results, seen by no tracer, and their cache entry: None where sizes may be symbols."""
+        """An op's results, hidden from tracers, and their cache entry: None where sizes may be symbols."""
         key, entry = meta_cache.find(func, args, kwargs, self.factory)
         out = meta_cache.MISS
         if entry is out:
@@ -107,7 +108,7 @@ class RecordingMode(ProxyTorchDispatchMode):
         return (on_handles(func, args, kwargs), None) if out is meta_cache.MISS else (out, entry)
 
     def _viewed(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """What a view op gives of a fake tensor of plain sizes: the kernel tells. ``MISS`` where it does not."""
+        """The view that the kernel of a view op makes of a fake tensor of plain sizes; ``MISS`` where it cannot."""
         if tables.row(func).view is not ViewKind.SINGLE:
             return meta_cache.MISS
         source = args[0]
@@ -168,7 +169,7 @@ class RecordingMode(ProxyTorchDispatchMode):
         node.meta["val"] = out if out is None else self.factory.snapshot(out)
 
     def _given(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """The arguments in nodes; None where some tensor is none, or a constant."""
+        """The arguments in nodes; None where some tensor is not a node, or a constant."""
         whole = True
 
         def given(arg: Any) -> Any:

@@ -1,10 +1,11 @@
-"""The elements of sparse tensors of which only the data tell how many they have: a symbol stands for that number.
+"""The elements of sparse tensors with a data-dependent number of them: a symbol stands for that number.
 
 A fake tensor in COO layout says that it has no elements. Those that are asked for have the size of a symbol, the same
 for a tensor's indices and values, for what is made of such, and for what `sparse_mask` picks by it.
 
-Invariant: a tensor without such elements is left to torch. Limits: other layouts; of what operators give the number is
-a symbol of its own, equal to another one where the program relies on that; whether they are coalesced the data decide.
+Guarantees: a tensor without such elements is left to torch. Limits: other layouts. The number of elements of an
+operator's result is a symbol of its own, equal to another one where the program relies on that; whether elements are
+coalesced is data-dependent.
 """
 
 from __future__ import annotations
@@ -64,10 +65,10 @@ def _values(tensor: Any) -> Any:
 
 
 def is_coalesced(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is coalesced, where a program asks; of unknown elements the data decide.
+    """Whether a tensor is coalesced, where a program asks; for unknown elements it is data-dependent.
 
     Raises:
-        DataDependentOutputException: there are none.
+        DataDependentOutputException: the trace does not answer for the data.
     """
     if not isinstance(tensor, FakeTensor) or not has_unknown_elements(tensor):
         return tensor.is_coalesced()

@@ -128,7 +128,7 @@ def run_call(
     ``reached`` holds the tensors that count as inputs; those among the arguments unless given.
     """
     context = mode.context
-    with DisableTorchFunction():  # what we ask tensors is not for modes to hear
+    with DisableTorchFunction():  # modes do not see what we ask of tensors
         tree = (args, kwargs) if reached is None else reached
         inputs = [Input.of(handle) for handle in handles_in(tree)] if context.executor.observed else []
         context.graph.expect_inputs([entry.handle for entry in inputs])

@@ -1,7 +1,7 @@
 """Tensors in memory that torch does not own: that of an array (`torch.from_numpy`, `torch.frombuffer`), or of a file.
 
-A trace has a copy for what `torch.from_numpy` gives: as long as nobody writes to either memory, and the caller does not
-get the tensor, nobody tells them apart.
+A trace has a copy for what `torch.from_numpy` gives. As long as both memories stay as they are, and the caller does not
+get the tensor, this makes no difference.
 
 Invariant: what a program did is noted, and not judged. Limits: memory of the CPU; a write by others is noticed in up to
 1 MiB, and not where it leaves what was there.
@@ -10,6 +10,7 @@ Invariant: what a program did is noted, and not judged. Limits: memory of the CP
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -31,17 +32,27 @@ class Borrowed(NamedTuple):
     at: Location | None  # where it was made, of what a tensor of the trace's stands for, which is not in that memory
 
 
+@dataclass(frozen=True, eq=False)
+class _Lifted:
+    """A tensor in such memory, the handle that stands for it, and what its bytes summed up to when that was made."""
+
+    source: torch.Tensor
+    handle: torch.Tensor
+    check_sum: int | None
+    at: Location | None
+
+
 class BorrowedMemory:
     """The tensors in memory of others that one program meets; ``held``: values that may have such, as an array has."""
 
     def __init__(self, held: Sequence[Any]) -> None:
         self.held = held
-        self._lifted: list[tuple[torch.Tensor, torch.Tensor, int | None, Location | None]] = []
+        self._lifted: list[_Lifted] = []
 
     def note_lifted(self, source: torch.Tensor, handle: torch.Tensor) -> None:
         """Note that a handle stands for a tensor that was made just now."""
         if _is_borrowed(source):
-            self._lifted.append((source, handle, _sum_of(source), user_location()))
+            self._lifted.append(_Lifted(source, handle, _sum_of(source), user_location()))
 
     def found(
         self, graph: AliasGraph, handles: Iterable[torch.Tensor], written: Iterable[torch.Tensor]
@@ -54,14 +65,14 @@ class BorrowedMemory:
         found = [Borrowed(one, WRITES, None) for one in written if _is_borrowed(one)]
         found += [Borrowed(one, GIVES, None) for one in given if _is_borrowed(one)]
         keys = set(map(storage_key, given)) if self._lifted else set()
-        for source, handle, total, at in self._lifted:
-            view = graph.find(handle)
+        for lifted in self._lifted:
+            view = graph.find(lifted.handle)
             if view is not None and len(view.base.log):
-                found.append(Borrowed(source, WRITES, at))
-            if storage_key(handle) in keys:
-                found.append(Borrowed(source, GIVES, at))
-            if _sum_of(source) != total:
-                found.append(Borrowed(source, MISSES, at))
+                found.append(Borrowed(lifted.source, WRITES, lifted.at))
+            if storage_key(lifted.handle) in keys:
+                found.append(Borrowed(lifted.source, GIVES, lifted.at))
+            if _sum_of(lifted.source) != lifted.check_sum:
+                found.append(Borrowed(lifted.source, MISSES, lifted.at))
         return found
 
 

@@ -71,6 +71,15 @@ class _Sharing:
     ones: Sequence[Any] = ()  # data-dependent sizes: it shares it where one of them is one
 
 
+@dataclass(frozen=True, slots=True)
+class ValueArguments:
+    """Arguments with handles replaced by values, and whether some value has other strides than its handle."""
+
+    args: list[Any]
+    kwargs: dict[str, Any]
+    strides_differ: bool
+
+
 class FunctionalizationContext:
     """The state of one call: ops read and write the values of handles through it."""
 
@@ -86,11 +95,11 @@ class FunctionalizationContext:
         self.graph = AliasGraph(held=executor.predates_call)
         self.unseen = UnseenAliases(executor, self.graph) if executor.on_memory else None
         self.op: Any = None  # the op that the program called last
-        self.origin: Any = None  # where in the user's code; None until somebody looks
+        self.origin: Any = None  # where in the user's code; None until it is asked for
         self.historian: Historian | None = None
         self.takes_subclasses = True  # whether the program may use tensors of classes of their own
         self.notes, self.endings = AutogradNotes(), EndedGradients(executor, self.graph)
-        self.borrowed: BorrowedMemory | None = None  # None: nobody asks
+        self.borrowed: BorrowedMemory | None = None  # None: it is not asked for
         self._protected: dict[int, list[_Sharing]] = {}
         self._sources: Any = WeakIdKeyDictionary()  # of views of what has no strides, which live as long
         self._carriers: dict[View, torch.Tensor] = {}  # of views not read yet, one handle each
@@ -108,14 +117,14 @@ class FunctionalizationContext:
         )
 
     def refuse_subclasses(self, kinds: Iterable[type]) -> None:
-        """Raise where a tensor of a class of its own is used, and the program may use none."""
+        """Raise where a tensor of a class of its own is used, and the program may not use one."""
         own = () if self.takes_subclasses else set(kinds) - PLAIN_TYPES
         for kind in own:
             if issubclass(kind, torch.Tensor):
                 raise UnsupportedProgramError.of_subclass(kind, "a tensor that the program uses")
 
     def has_unknown_elements(self, tensor: torch.Tensor) -> bool:
-        """Whether a captured program asks for the elements of a sparse tensor, which only the data tell."""
+        """Whether a captured program asks for the data-dependent elements of a sparse tensor."""
         return not self.takes_subclasses and on_handles(has_unknown_elements, (tensor,), {})
 
     def value(self, handle: torch.Tensor) -> Value:
@@ -180,7 +189,7 @@ class FunctionalizationContext:
                 self.read(parent)
             self.read(view)  # at once: the tracer binds new symbols to the node that it sees next
         elif unbacked(parent.layout.size):
-            self._carriers[view] = handle  # tells sizes that an op may not know of the part that it takes
+            self._carriers[view] = handle  # has sizes that an op may not know of the part that it takes
 
     def drop_unread_handles(self) -> None:
         """Drop handles that only we hold: those that live on are held by others."""
@@ -267,7 +276,7 @@ class FunctionalizationContext:
             handle.data = source
 
     def prepare_resize(self, handle: torch.Tensor) -> None:
-        """Note that the program is about to resize a handle. What its storage gains holds nothing yet."""
+        """Note that the program is about to resize a handle. What its storage gains has no contents yet."""
         view = self.graph.ensure(handle)
         if view.base.capacity is None and view.base.key > 0:
             self.executor.extend_fake_storage(handle)
@@ -310,16 +319,16 @@ class FunctionalizationContext:
     def protect(self, handle: torch.Tensor, reason: str, other: torch.Tensor | None = None) -> None:
         """From now on refuse writes to a handle: another tensor has its memory, and would not see them.
 
-        ``other``: that tensor, where writes are seen by nobody once it, and all views of it, are gone.
+        ``other``: that tensor, where writes stay unseen once it, and all views of it, are gone.
         """
         if self.executor.observed:
             sharing = _Sharing(reason, handle, None if other is None else weakref.ref(other))
             self._protected.setdefault(storage_key(handle), []).append(sharing)
 
     def note_copy(self, source: torch.Tensor, copy: torch.Tensor, ones: Sequence[Any]) -> None:
-        """Note a copy that eager makes unless one of some sizes, which only the data tell, is one.
+        """Note a copy that eager makes unless one of some data-dependent sizes is one.
 
-        The graph checks that none is, where one of both is written while the other is there.
+        The graph checks that no size is one, where one of both tensors is written while the other is alive.
         """
         for one, other in ((source, copy), (copy, source)) if self.executor.observed else ():
             sharing = _Sharing("", one, weakref.ref(other), ones)
@@ -364,7 +373,7 @@ class FunctionalizationContext:
         view = self.graph.ensure(handle)
         self._carriers.pop(view, None)
         if view.base.seed is not None:
-            top_value(self, view.base)  # reads the handle where it still lies
+            top_value(self, view.base)  # reads the handle at its old place
         for one in {view, view.base.root}:
             if one.value is handle:
                 one.value = self.executor.alias(handle)
@@ -378,10 +387,10 @@ class FunctionalizationContext:
             with self.enter():
                 out = op(*args, **kwargs)
             return pytree.tree_map_only(torch.Tensor, self.value, out)
-        call_args, call_kwargs, _ = self.values_of(args, kwargs)
-        return self.executor.call(op, *call_args, **call_kwargs)
+        values = self.values_of(args, kwargs)
+        return self.executor.call(op, *values.args, **values.kwargs)
 
-    def values_of(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any], bool]:
+    def values_of(self, args: Sequence[Any], kwargs: dict[str, Any]) -> ValueArguments:
         """Arguments with handles replaced by values, and whether some value has other strides than its handle."""
         strides_differ = False
 
@@ -397,11 +406,11 @@ class FunctionalizationContext:
             return arg
 
         new_kwargs = {name: to_value(arg) for name, arg in kwargs.items()} if kwargs else kwargs
-        return [to_value(arg) for arg in args], new_kwargs, strides_differ
+        return ValueArguments([to_value(arg) for arg in args], new_kwargs, strides_differ)
 
     def rehandle(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> Any:
         """The results of an op on values as handles: with eager's strides, where the values' strides differ."""
-        if not self.values_of(args, kwargs)[2]:
+        if not self.values_of(args, kwargs).strides_differ:
             return out
         handles = dry_run.with_eager_strides(self.executor, func, args, kwargs, out)
         for handle, value in zip(pytree.tree_leaves(handles), pytree.tree_leaves(out), strict=True):

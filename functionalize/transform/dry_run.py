@@ -64,7 +64,7 @@ def _uninitialized_like(tensor: torch.Tensor, size: Callable[[Any], Any]) -> tor
 def on_copies(executor: ValueExecutor, func: Any, args: Sequence[Any], kwargs: Kwargs) -> None:
     """Run an op on copies of its arguments, which share memory as the originals do. Raises what eager raises.
 
-    Fake kernels do not look at what shares memory, so fake arguments get real substitutes, of zeros.
+    Fake kernels ignore shared memory, so fake arguments get real substitutes, of zeros.
     """
     handles = list(tensor_leaves(args, kwargs))
     if not _can_be_copied(handles):
@@ -73,7 +73,7 @@ def on_copies(executor: ValueExecutor, func: Any, args: Sequence[Any], kwargs: K
     copy = partial(_zeros, symbolic=executor.symbolic) if fake else copy_of_memory
     try:
         _run_on(lambda: _copies(handles, copy), func, args, kwargs)
-    except Exception as error:  # what else zeros cannot do says nothing of the program
+    except Exception as error:  # another error of zeros is not the program's
         if not fake or str(error).startswith("unsupported operation:"):
             raise
 
@@ -95,7 +95,7 @@ def refuse_dtype(
 
     try:
         _run_on(copies, func, args, kwargs)
-    except Exception:  # which says nothing of the program
+    except Exception:  # not the program's
         return
     _run_on(lambda: copies(lambda copy, dtype: copy), func, args, kwargs)
 
@@ -134,7 +134,7 @@ def _zeros(tensor: torch.Tensor, storage: torch.UntypedStorage | None, symbolic:
     if storage is None:
         storage = torch.zeros(hint(tensor.untyped_storage().nbytes()), dtype=torch.uint8).untyped_storage()
     size, stride = [hint(n) for n in tensor.size()], [hint(n) for n in tensor.stride()]
-    if symbolic:  # where a dimension has one position, its stride may be other than eager's, and says nothing
+    if symbolic:  # where a dimension has one position, its stride may differ from eager's, and does not matter
         stride = [1 if n == 1 else s for n, s in zip(size, stride, strict=True)]
     made = torch.empty(0, dtype=tensor.dtype).set_(storage, hint(tensor.storage_offset()), size, stride)
     return with_lazy_bits(made, Layout.of(tensor))

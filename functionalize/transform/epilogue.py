@@ -1,6 +1,6 @@
 """What is left to do when the function returns: bring escaped handles up to date, write back to the inputs.
 
-Invariant: the write-backs come last, in input order, one for each input that changed and none for the others; then
+Invariant: the write-backs come last, in input order, one for each input that changed; then
 those to tensors which the function wrote without being passed them.
 Limits: runs only where a mode below observes us; otherwise the handles' memory is the result already.
 """
@@ -26,7 +26,32 @@ from functionalize.errors import UnsupportedMutationError
 from functionalize.transform.context import FunctionalizationContext
 
 aten = torch.ops.aten
-Part = tuple[Value, tuple[OpCall, ...]]  # of an input that was written: what to copy, the view ops that lead there
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """A part of an input that was written: what to copy, and the view ops that lead there."""
+
+    data: Value
+    path: tuple[OpCall, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class _Restrided:
+    """Data for an input whose positions share elements, and the ops before and after they are copied."""
+
+    data: Value
+    before: OpCall
+    after: OpCall
+
+
+@dataclass(frozen=True, eq=False)
+class _Changed:
+    """An input that the function changed, what it shows now, and whether that was written."""
+
+    input: Input
+    view: View
+    written: bool
 
 
 @dataclass(slots=True, eq=False)
@@ -92,7 +117,7 @@ class Epilogue:
         return backs
 
     def return_value(self, handle: torch.Tensor) -> None:
-        """Let a handle stand for its value if it is returned: one that is no input, or that nobody writes back to."""
+        """Let a handle stand for its value if it is returned, and is not an input that is written back."""
         view = self.context.graph.find(handle)
         if view is not None and id(handle) in self._returned:
             self.context.executor.retarget_proxy(handle, self._presentable(handle, view))
@@ -111,7 +136,7 @@ class Epilogue:
         return value
 
     def _surface_others(self, done: set[int]) -> None:
-        """Let each handle that somebody else holds (autograd, a closure) stand for its current value."""
+        """Let each handle that others hold (autograd, a closure) stand for its current value."""
         for base in list(self.context.graph.bases.values()):
             for known in list(base.handles.values()):
                 handle, view = known(), known.view
@@ -122,7 +147,7 @@ class Epilogue:
 
     def _plan(self) -> list[WriteBack]:
         """The write-backs, in input order; those that make a storage larger come first: others may need the room."""
-        changed: list[tuple[Input, View, bool]] = []
+        changed: list[_Changed] = []
         for entry in self.inputs:
             base = self.context.graph.bases.get(entry.storage)
             if entry not in self.moved and (base is None or not base.log):
@@ -130,16 +155,17 @@ class Epilogue:
             view = self.context.graph.find(entry.handle)
             written = view is not None and not view.base.untouched(view, since=0)
             if view is not None and (written or entry in self.moved):
-                changed.append((entry, view, written))
-        changed.sort(key=lambda one: not (one[0] in self.moved and grows(one[0])))
+                changed.append(_Changed(entry, view, written))
+        changed.sort(key=lambda change: not (change.input in self.moved and grows(change.input)))
         metadata = _Metadata(self.inputs, self.moved, self.context)
-        storages = {entry.storage for entry, _, _ in changed}
+        storages = {change.input.storage for change in changed}
         return [
-            self._in_parts(entry, view, storages) or self._whole(entry, view, written, metadata, storages)
-            for entry, view, written in changed
+            self._in_parts(change.input, change.view, storages) or self._whole(change, metadata, storages)
+            for change in changed
         ]
 
-    def _whole(self, entry: Input, view: View, written: bool, metadata: _Metadata, storages: set[int]) -> WriteBack:
+    def _whole(self, change: _Changed, metadata: _Metadata, storages: set[int]) -> WriteBack:
+        entry, view, written = change.input, change.view, change.written
         fresh = entry in self.moved and metadata.takes_data(entry)
         data = self._apart(self.context.read(view), storages) if written or fresh else None
         steps = tuple(metadata.steps(entry)) if entry in self.moved else ()
@@ -147,8 +173,9 @@ class Epilogue:
         if data is not None and repeated(entry.handle):
             if self.context.graph.keeps_writes and not steps and id(entry.handle) not in self._kept_whole:
                 return WriteBack(entry, (), None, (), (self._first_of_each(entry.handle, data),))
-            data, before, after = self._once(entry.handle, data)
-            steps += before
+            once = self._once(entry.handle, data)
+            data, after = once.data, (once.after,)
+            steps += (once.before,)
         self.context.executor.record_sizes([args for _, args in steps])
         return WriteBack(entry, steps, data, after)
 
@@ -168,27 +195,27 @@ class Epilogue:
         if whole or sum(written.layout.numel for written in kept) >= view.layout.numel:
             return None
         values = [self._apart(value, storages) for value in kept.values()]
-        return WriteBack(entry, (), None, (), tuple(zip(values, paths, strict=True)))
+        return WriteBack(entry, (), None, (), tuple(map(Part, values, paths)))
 
     def _first_of_each(self, handle: torch.Tensor, data: Value) -> Part:
         """Data for the first of the positions that an expanded input repeats, and the views that lead to these."""
-        path = tuple((aten.slice.Tensor, (dim, 0, 1)) for dim in repeated(handle))
+        path = tuple(OpCall(aten.slice.Tensor, (dim, 0, 1)) for dim in repeated(handle))
         for op, args in path:
             data = self.context.executor.call(op, data, *args)
-        return data, path
+        return Part(data, path)
 
-    def _once(self, handle: torch.Tensor, data: Value) -> tuple[Value, tuple[OpCall, ...], tuple[OpCall, ...]]:
-        """Data without the repeated positions of an expanded input, and the ops before and after the copy.
+    def _once(self, handle: torch.Tensor, data: Value) -> _Restrided:
+        """Data without the repeated positions of an expanded input.
 
         `copy_` refuses positions that share an element.
         """
         size, stride = list(handle.size()), list(handle.stride())
-        data, path = self._first_of_each(handle, data)
+        data = self._first_of_each(handle, data).data
         compact = list(size)
-        for _, (dim, *_) in path:
+        for dim in repeated(handle):
             compact[dim] = 1
         restride = aten.as_strided_.default
-        return data, ((restride, (compact, stride)),), ((restride, (size, stride)),)
+        return _Restrided(data, OpCall(restride, (compact, stride)), OpCall(restride, (size, stride)))
 
     def _emit(self, back: WriteBack) -> None:
         """Run a write-back in the modes below, which record it.
@@ -203,7 +230,7 @@ class Epilogue:
             if counts_elements(handle):
                 aten.resize_as_sparse_.default(handle, back.data)
             if back.after:  # a fake input shows its last geometry already, which refuses to be written
-                self._run(((aten.copy_.default, (back.data,)),), handle, node)
+                self._run([OpCall(aten.copy_.default, (back.data,))], handle, node)
             else:
                 aten.copy_.default(handle, back.data)
         self._run(back.after, handle, node)
@@ -215,7 +242,7 @@ class Epilogue:
 
 
 def _path(view: View, root: View) -> tuple[OpCall, ...] | None:
-    """The plain view ops that lead from a root to a view without internal overlap; None where there are none."""
+    """The plain view ops that lead from a root to a view without internal overlap; None where there are no such ops."""
     steps = list(itertools.takewhile(lambda step: step is not root, view.lineage()))
     if not (view.layout.static and root.layout.static and root in view.lineage()) or view.layout.has_internal_overlap:
         return None
@@ -227,7 +254,7 @@ def _path(view: View, root: View) -> tuple[OpCall, ...] | None:
 def _outside(context: FunctionalizationContext, inputs: Sequence[Input]) -> Iterator[Input]:
     """Traced tensors that the function wrote without being passed them, as further inputs."""
     passed = {id(entry.handle) for entry in inputs}
-    whole = not context.graph.keeps_writes  # nothing beside the inputs is written back
+    whole = not context.graph.keeps_writes  # only inputs are written back
     lying: dict[int, list[torch.Tensor]] = defaultdict(list)
     for entry in inputs:
         lying[storage_key(entry.handle)].append(entry.handle)
@@ -240,27 +267,24 @@ def _outside(context: FunctionalizationContext, inputs: Sequence[Input]) -> Iter
             yield Input(root, base.root.layout, base.key, capacity, root.requires_grad)
         else:
             top = base.top.layout
-            yield Input.of(memory_view(base.storage, (top.size, top.stride, top.offset), top.dtype))
+            seen = memory_view(base.storage, size=top.size, stride=top.stride, offset=top.offset, dtype=top.dtype)
+            yield Input.of(seen)
 
 
 def _beyond(base: Base, inputs: Sequence[torch.Tensor]) -> bool:
-    """Whether elements of a storage that none of its inputs shows were written."""
+    """Whether elements of a storage were written that its inputs do not show."""
     if not base.log:
         return False
     shown = [Layout.of(handle) for handle in inputs]
     each = [_without_repetitions(Layout.of(handle)) for handle in inputs if handle.layout is torch.strided]
 
     def is_shown(written: View) -> bool:
-        below = any(_alike(view.layout, layout) for view in written.lineage() for layout in shown)
+        below = any(
+            view.layout.matches(layout, ignoring_lazy_bits=True) for view in written.lineage() for layout in shown
+        )
         return below or any(box_of(layout, written.layout) is not None for layout in each)
 
     return not all(map(is_shown, base.log.views()))
-
-
-def _alike(one: Layout, other: Layout) -> bool:
-    """Whether two layouts are one, by what is known of their symbols now: some have learnt to be others since."""
-    places = [(*layout.size, *layout.stride, layout.offset) for layout in (one, other)]
-    return len(one.size) == len(other.size) and same(*places) and one.dtype == other.dtype
 
 
 def _without_repetitions(layout: Layout) -> Layout:
@@ -275,7 +299,7 @@ def _without_repetitions(layout: Layout) -> Layout:
 def moved(entry: Input) -> bool:
     """Whether the function changed an input's metadata."""
     layout = Layout.of(entry.handle)
-    return (layout is not entry.layout and layout.key != entry.layout.key) or storage_key(entry.handle) != entry.storage
+    return not layout.matches(entry.layout) or storage_key(entry.handle) != entry.storage
 
 
 def grows(entry: Input) -> bool:
@@ -292,12 +316,12 @@ class _Metadata:
         self._holder = {entry.storage: entry.handle for entry in [*moved, *(e for e in inputs if e not in moved)]}
         self._alone = {key for key, count in Counter(entry.storage for entry in inputs).items() if count == 1}
         self._before = {entry.storage for entry in inputs}
-        self._ends: dict[int, list[Any]] = {}  # of what lies in each storage from now on
+        self._ends: dict[int, list[Any]] = {}  # of the inputs in each storage from now on
         for entry in moved:
             self._ends.setdefault(storage_key(entry.handle), []).append(stop(Layout.of(entry.handle)))
 
     def takes_data(self, entry: Input) -> bool:
-        """Whether an input is in a storage of which nothing is there before the call."""
+        """Whether an input is in a storage that does not exist before the call."""
         return self.takes_fresh_storage(entry) or storage_key(entry.handle) not in self._before
 
     def takes_fresh_storage(self, entry: Input) -> bool:
@@ -342,12 +366,12 @@ class _Metadata:
             if self._holder.get(entry.storage) is handle:
                 del self._holder[entry.storage]
             self._holder.setdefault(key, handle)
-            yield aten.set_.source_Tensor, (memory,)
-        elif unbacked(layout.size) or not fits(layout, entry.capacity):  # of what has room this is nothing
+            yield OpCall(aten.set_.source_Tensor, (memory,))
+        elif unbacked(layout.size) or not fits(layout, entry.capacity):  # with room this does not change it
             start, before = layout.offset, entry.layout.offset
             as_is = layout.contiguous and same((start,), (before,))
-            yield aten.resize_.default, (size if as_is else [stop(layout) - before],)
+            yield OpCall(aten.resize_.default, (size if as_is else [stop(layout) - before],))
         if not whole:
             stays = key == entry.storage and not fresh and same((layout.offset,), (entry.layout.offset,))
-            offset = () if stays else (handle.storage_offset(),)  # none: where the input of each call begins
-            yield aten.as_strided_.default, (size, list(handle.stride()), *offset)
+            offset = () if stays else (handle.storage_offset(),)  # without it: where the input of each call begins
+            yield OpCall(aten.as_strided_.default, (size, list(handle.stride()), *offset))

@@ -1,4 +1,4 @@
-"""The mode above the dispatcher: what no dispatch mode is told of.
+"""The mode above the dispatcher: what dispatch modes do not see.
 
 Invariant: a program does here what it would do without modes. Limits: calls by the public name, on plain tensors.
 """
@@ -44,9 +44,10 @@ from functionalize._torch import (
 from functionalize._torch.autograd import SET_GRAD_MODE
 from functionalize._torch.tensors import autograd_base
 from functionalize.aliasing.tensor_queries import tensor_leaves
+from functionalize.ops import functions
 from functionalize.transform.context import FunctionalizationContext
 from functionalize.transform.functions.eager_kernels import IN_EAGER, OPENED
-from functionalize.transform.functions.numbers import SPELT_OUT as OF_NUMBERS
+from functionalize.transform.functions.numbers import DECOMPOSED as OF_NUMBERS
 from functionalize.transform.functions.padded_encoders import OF_ENCODERS
 from functionalize.transform.functions.recurrent_layers import LAYERS
 from functionalize.transform.functions.sparse import ELEMENTS
@@ -54,10 +55,6 @@ from functionalize.transform.handlers.copies import deep_copy, reduced
 
 _SET_DATA: Any = torch.Tensor.data.__set__  # type: ignore[attr-defined]  # stubs call it a tensor
 _GRAD: Any = torch.Tensor.grad  # stubs call it a tensor
-_LOSE_OUT = frozenset({torch.linalg.matrix_rank})
-_DROPOUTS = {torch.dropout, torch.nn.functional.dropout}
-_BACKWARD: frozenset[Any] = frozenset({torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward})
-_INPUTS = {torch.autograd.grad: 1, torch.autograd.backward: 5, torch.Tensor.backward: 4}  # where they are passed
 _OF_STORAGES = ("storage_offset", "as_strided", "as_strided_", "as_strided_scatter", "set_")
 _ASKS: dict[Any, tuple[str, ...]] = {  # what a program asks by them
     **dict.fromkeys((getattr(torch.Tensor, name) for name in _OF_STORAGES), (OFFSET,)),
@@ -75,39 +72,22 @@ _ASKS: dict[Any, tuple[str, ...]] = {  # what a program asks by them
 _HOOK: Any = torch.Tensor.register_hook
 _GRAD_FN: Any = torch.Tensor.grad_fn.__get__  # type: ignore[union-attr]
 _REQUIRE: Any = torch.Tensor.requires_grad_
-_DETACHES: frozenset[Any] = frozenset(
-    {
-        *(torch.detach, torch.detach_, torch.Tensor.detach, torch.Tensor.detach_, torch.Tensor.data.__get__),  # type: ignore[attr-defined]
-        *(torch.tensor, torch.Tensor.new_tensor, torch.ops.aten.detach.default, torch.ops.aten.detach),
-    }
-)
-_NOTED = _DETACHES | {_HOOK, _REQUIRE, ASK_VERSION, SET_GRAD_MODE, _GRAD_FN}
+_NOTED = functions.DETACHING | {_HOOK, _REQUIRE, ASK_VERSION, SET_GRAD_MODE, _GRAD_FN}
 _COPIES: dict[Any, Any] = {torch.Tensor.__deepcopy__: deep_copy, torch.Tensor.__reduce_ex__: reduced}
-_RESHAPES: frozenset[Any] = frozenset(  # these copy unless the tensor lies in memory as they want it
-    getattr(namespace, name)
-    for name in ("contiguous", "flatten", "is_contiguous", "ravel", "reshape", "reshape_as")
-    for namespace in (torch, torch.Tensor)
-    if hasattr(namespace, name)
-) | {
-    one
-    for name in ("contiguous", "flatten", "ravel", "reshape", "reshape_as")
-    for packet in [getattr(torch.ops.aten, name)]
-    for one in (packet, *(getattr(packet, overload) for overload in packet.overloads()))
-}
-SPELT_OUT = {**OF_NUMBERS, **LAYERS, **IN_EAGER, **OF_ENCODERS}
-_TABLES = ELEMENTS.keys() | _ASKS.keys() | SPELT_OUT.keys()
-_UNDISPATCHED = {*_COPIES, _SET_DATA} | _TABLES | _LOSE_OUT | _DROPOUTS | _BACKWARD | _NOTED | _RESHAPES
+DECOMPOSED = {**OF_NUMBERS, **LAYERS, **IN_EAGER, **OF_ENCODERS}
+_TABLES = ELEMENTS.keys() | _ASKS.keys() | DECOMPOSED.keys()
+_UNDISPATCHED = {*_COPIES, _SET_DATA, *functions.GRADIENTS_OF} | _TABLES | _NOTED | functions.UNDISPATCHED
 
 
 class FunctionalizeFunctionMode(TorchFunctionMode):
-    """What happens above the dispatcher, where no dispatch mode is told of it. Entered around that of the same context.
+    """What happens above the dispatcher, unseen by dispatch modes. Entered around the mode of the same context.
 
     ``tensor.data = other`` gives a tensor object other storage. Some functions, seeing that a mode is active, compute a
-    new tensor in place of writing the one that was passed as ``out=``. `dropout` that drops nothing returns its input,
-    but a copy where sizes are symbolic (pytorch/pytorch#195422). And autograd's engine asks whether a mode is active:
-    it adds gradients up in place where none is, and some formulas choose other ops, so that gradients have other
-    strides. Hooks on gradients are noted: a view that has one is more than a view to autograd. Besides, calls on sizes
-    that the data decide go to torch's kernels in Python: some of those in C++ take integers alone. Limits: calls by the
+    new tensor in place of writing the one that was passed as ``out=``. `dropout` with a probability of zero returns its
+    input, but a copy where sizes are symbolic (pytorch/pytorch#195422). And autograd's engine asks whether a mode is
+    active: it adds gradients up in place where it is not, and some formulas choose other ops, so that gradients have
+    other strides. Hooks on gradients are noted: a view that has one is more than a view to autograd. Besides, calls on
+    data-dependent sizes go to torch's kernels in Python: some of those in C++ only take integers. Limits: calls by the
     public name, on plain tensors.
     """
 
@@ -141,7 +121,7 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
         if func in OPENED:
             with self:
                 return OPENED[func](*args, **kwargs or {})
-        symbolic = self._symbols and (func in _BACKWARD or any(map(has_symbol, pytree.tree_leaves((args, kwargs)))))
+        symbolic = self._symbols and (func in functions.GRADIENTS_OF or _has_symbols(args, kwargs))
         if symbolic or (not isinstance(func, HigherOrderOperator) and _has_number(args, kwargs)):
             with enable_python_dispatcher():
                 return self._decompose(func, args, kwargs or {})
@@ -158,15 +138,15 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
             return _METHODS[func](self, func, args, kwargs)
         if func in _NOTED:
             self._note(func, list(tensor_leaves(args, kwargs)))
-        if func in SPELT_OUT:
-            return SPELT_OUT[func](*args, **kwargs)
-        if func in _DROPOUTS and _drops_nothing(*args, **kwargs):
+        if func in DECOMPOSED:
+            return DECOMPOSED[func](*args, **kwargs)
+        if func in functions.DROPOUTS and _drops_nothing(*args, **kwargs):
             return args[0] if args else kwargs["input"]
         if func == _SET_DATA and all(map(_is_plain, args)):
             return self._context.set_data(*args)
         if func in _COPIES and type(args[0]) in PLAIN_TYPES:
             return _COPIES[func](*args)
-        if func in _LOSE_OUT and kwargs.get("out") is not None:
+        if func in functions.LOSES_OUT and kwargs.get("out") is not None:
             others = {name: value for name, value in kwargs.items() if name != "out"}
             result = func(*args, **others)
             return kwargs["out"].resize_(result.size()).copy_(result)
@@ -184,7 +164,7 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
                 asked.add_behind(LEAF, [tensor])
 
     def _reshape(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Copy, or say how a tensor lies: torch takes no data-dependent size for one, which can lie in any way."""
+        """Copy, or ask for the layout: torch assumes that data-dependent sizes are not one."""
         source = args[0] if args else kwargs.get("input", kwargs.get("self"))
         out = func(*args, **kwargs)
         if _is_plain(source) and isinstance(out, torch.Tensor):
@@ -210,7 +190,7 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
 
     def _note_hooks_of(self, func: Any, args: Any, kwargs: Any) -> None:
         """Note whose hooks on gradients a backward runs: of those that it is asked for, or of all that it leads to."""
-        asked, position = self._context.notes.asked, _INPUTS[func]
+        asked, position = self._context.notes.asked, functions.GRADIENTS_OF[func]
         inputs = pytree.tree_leaves(args[position] if len(args) > position else kwargs.get("inputs"))
         if not (inputs and all(isinstance(one, torch.Tensor) for one in inputs)):
             inputs = pytree.tree_leaves(args[0] if args else next(iter(kwargs.values())))
@@ -222,14 +202,14 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
         if func is SET_GRAD_MODE:
             self._context.endings.note_grad_mode()
             return
-        for tensor in tensors if func in _DETACHES else tensors[:1]:
+        for tensor in tensors if func in functions.DETACHING else tensors[:1]:
             self._note_one(func, tensor)
 
     def _note_one(self, func: Any, tensor: torch.Tensor) -> None:
         notes = self._context.notes
         if func == ASK_VERSION:
             notes.refuse_version_of_gradient(tensor)
-        elif func in _DETACHES:
+        elif func in functions.DETACHING:
             self._context.endings.note(tensor, "detached")
         elif func == _GRAD_FN:
             self._context.endings.note(tensor, "its grad_fn is read, and may get hooks")
@@ -242,8 +222,8 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
 
 
 _METHODS: dict[Any, Any] = {
-    **dict.fromkeys(_BACKWARD, FunctionalizeFunctionMode._differentiate),
-    **dict.fromkeys(_RESHAPES, FunctionalizeFunctionMode._reshape),
+    **dict.fromkeys(functions.GRADIENTS_OF, FunctionalizeFunctionMode._differentiate),
+    **dict.fromkeys(functions.RESHAPING, FunctionalizeFunctionMode._reshape),
 }
 
 
@@ -258,6 +238,10 @@ def as_program(context: FunctionalizationContext, *, symbolic: bool) -> Iterator
         yield
 
 
+def _has_symbols(args: Any, kwargs: Any) -> bool:
+    return any(map(has_symbol, pytree.tree_leaves((args, kwargs))))
+
+
 def _has_number(args: Any, kwargs: Any) -> bool:
     """Whether arguments list a tensor that may stand for a size: what takes sizes makes a symbol of it."""
     return any(
@@ -269,7 +253,7 @@ def _has_number(args: Any, kwargs: Any) -> bool:
 
 
 def _known(arguments: Any) -> Any:
-    """Arguments with the values of data-dependent bools, of which most functions take none."""
+    """Arguments with the values of data-dependent bools, which most functions do not take."""
     if isinstance(arguments, dict):
         return {name: bool(one) if isinstance(one, torch.SymBool) else one for name, one in arguments.items()}
     return tuple(bool(one) if isinstance(one, torch.SymBool) else one for one in arguments)

@@ -39,8 +39,9 @@ from functionalize.aliasing.bases import View
 from functionalize.aliasing.geometry import Layout
 from functionalize.aliasing.tensor_queries import counts_elements, tensor_leaves
 from functionalize.errors import UnsupportedProgramError
-from functionalize.ops import tables
+from functionalize.ops import tables, traits
 from functionalize.ops.tables import Kind, OpRow, ViewKind
+from functionalize.ops.variants import copying, view_of
 from functionalize.transform import mutation
 from functionalize.transform.context import FunctionalizationContext
 from functionalize.transform.gradients.ended_gradients import WITHOUT_GRAD_MODE
@@ -53,7 +54,7 @@ from functionalize.transform.handlers.inplace_views import (
     refuse_uncounted,
     with_kept_strides,
 )
-from functionalize.transform.handlers.strides import BIASES, TRUSTING, trusted, with_aligned_bias
+from functionalize.transform.handlers.strides import trusted, with_aligned_bias
 from functionalize.transform.values import ADDRESSING, ValueExecutor
 from functionalize.transform.writing_call import WritingCall
 
@@ -68,7 +69,7 @@ class FunctionalizeMode(TorchDispatchMode):
 
     def __init__(self, *, remove_views: bool, functionalize_body: Callable[..., Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        # Made outside of the mode: the executor looks at the modes that will run below it.
+        # Made outside of the mode: the executor finds the modes that will run below it.
         executor = ValueExecutor(remove_views=remove_views)
         self.context = FunctionalizationContext(executor, lambda: self, functionalize_body)
         self._tracer = self.context.executor.proxies
@@ -118,12 +119,13 @@ class FunctionalizeMode(TorchDispatchMode):
 
     def _functional(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
         context = self.context
-        call_args, call_kwargs, strides_differ = context.values_of(args, kwargs)
-        if not strides_differ:
+        values = context.values_of(args, kwargs)
+        call_args, call_kwargs = values.args, values.kwargs
+        if not values.strides_differ:
             return self._run(func, call_args, call_kwargs)
-        if func in TRUSTING:
+        if func in traits.TRUSTS_STRIDES:
             call_args, call_kwargs = trusted(context, func, args, kwargs)
-        elif func in BIASES:
+        elif func in traits.ALIGNED_BIAS:
             call_args = with_aligned_bias(context, func, call_args)
         ordered = random_ops.compute(context, func, args, kwargs, writes=False)
         out = func(*call_args, **call_kwargs) if ordered is None else ordered
@@ -133,7 +135,7 @@ class FunctionalizeMode(TorchDispatchMode):
         return on_handles(func, args, kwargs)
 
     def _version(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> int:
-        """How often autograd was told of writes: by the program's own tensor, which counts them."""
+        """How many writes autograd has counted: the program's own tensor has the count."""
         self.context.notes.asked.add(VERSION, args[0])
         return args[0]._version  # type: ignore[no-any-return]
 
@@ -142,8 +144,8 @@ class FunctionalizeMode(TorchDispatchMode):
 
     def _is_set_to(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> bool:
         """Whether two handles show the same elements; fake ones say no, as torch makes storages for the answer."""
-        keys, layouts = [storage_key(one) for one in args], [Layout.of(one) for one in args]
-        return keys[0] == keys[1] and layouts[0].key == layouts[1].key
+        first, second = args
+        return storage_key(first) == storage_key(second) and Layout.of(first).matches(Layout.of(second))
 
     def _replaced(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
         lifts = func is aten.lift_fresh.default
@@ -161,7 +163,7 @@ class FunctionalizeMode(TorchDispatchMode):
     def _unsafe_split(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
         if torch.is_inference_mode_enabled():
             with self, as_before_modes(func):  # the safe one has a kernel for views
-                pieces = _SAFE_SPLITS[func](*args, **kwargs)
+                pieces = view_of(copying(func))(*args, **kwargs)
                 return [piece if piece.is_inference() else _with_own_version(piece) for piece in pieces]
         return self._view(func, args, kwargs)
 
@@ -184,7 +186,7 @@ class FunctionalizeMode(TorchDispatchMode):
 
     def _view(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
         if not self.context.executor.observed:
-            return on_handles(func, args, kwargs)  # memory is all that anybody will read: nothing to record
+            return on_handles(func, args, kwargs)  # only memory will be read: there is no graph to record
         source, graph = args[0], self.context.graph
         if not isinstance(source, torch.Tensor):  # autograd asks for the conjugate of a number
             with self:
@@ -277,7 +279,7 @@ class FunctionalizeMode(TorchDispatchMode):
         context.note_reshaped(handle, view)
         context.executor.track_sizes(handle)
         view.base.simplify()
-        if Layout.of(handle).key != view.layout.key or storage_key(handle) != view.base.key:
+        if not Layout.of(handle).matches(view.layout) or storage_key(handle) != view.base.key:
             self._relocated(func, op, args, view)
         return handle
 
@@ -288,7 +290,7 @@ class FunctionalizeMode(TorchDispatchMode):
             context.notes.note_address(before, Layout.of(handle))
         if op in view_rules.VIEW_RULES and storage_key(handle) == before.base.key:
             context.graph.track(handle, context.graph.derive(before, op, tuple(args[1:]), Layout.of(handle)))
-        elif func is aten.set_.default:  # to a storage of its own, of nothing
+        elif func is aten.set_.default:  # to a storage of its own, which is empty
             options = {"dtype": handle.dtype, "device": handle.device}
             context.graph.create_base(handle, context.executor.call(aten.empty.memory_format, [0], **options))
         else:
@@ -326,17 +328,13 @@ _WIDEST = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: to
 
 
 _DEVICE = torch.ops.prim.device.default
-_SPLITS = [aten.split.Tensor, aten.split_with_sizes.default]
 
 
 def _with_own_version(view: torch.Tensor) -> torch.Tensor:
     return view.data.requires_grad_(view.requires_grad)
 
 
-_SAFE_SPLITS = dict(zip([aten.unsafe_split.Tensor, aten.unsafe_split_with_sizes.default], _SPLITS, strict=True))
-
 _WAITS = [torch.ops._c10d_functional.wait_tensor.default] if torch.distributed.is_available() else []
-_SQUEEZES = frozenset({aten.squeeze, aten.squeeze_, aten.squeeze_copy})
 Handler = Callable[[FunctionalizeMode, Any, Sequence[Any], Kwargs], Any]
 _handlers: dict[int, tuple[Any, Handler]] = {}  # by identity: the hash of an op is a method in Python
 _FUNCTIONAL = FunctionalizeMode._functional
@@ -381,7 +379,8 @@ _BY_OP: dict[Any, Handler] = {
         if "out" not in name
     },
     **dict.fromkeys(_WAITS, FunctionalizeMode._wait),
-    **dict.fromkeys(_SAFE_SPLITS, FunctionalizeMode._unsafe_split),
+    aten.unsafe_split.Tensor: FunctionalizeMode._unsafe_split,
+    aten.unsafe_split_with_sizes.default: FunctionalizeMode._unsafe_split,
     **dict.fromkeys(ADDRESSING, FunctionalizeMode._addressing),
     observers.OBSERVING: FunctionalizeMode._observing,
     **dict.fromkeys(random_ops.AS_FILLS, FunctionalizeMode._filling),
@@ -425,10 +424,10 @@ def _choose(func: Any) -> Handler:
     handler = _by_row(func)
     if func.namespace not in _OF_TORCH:
         return _of_users(handler)
-    return _squeezing(handler) if func.overloadpacket in _SQUEEZES else handler
+    return _squeezing(handler) if func.overloadpacket in traits.SQUEEZES else handler
 
 
-_OF_TORCH = ("aten", "prims", "prim")  # the namespaces of operators that all have fakes and formulas, or need none
+_OF_TORCH = ("aten", "prims", "prim")  # the namespaces whose operators have fakes and formulas, or do not need them
 
 
 def _of_users(handler: Handler) -> Handler:

@@ -17,11 +17,11 @@ from functionalize._torch import FakeTensor, sized_by_data, unbacked
 from functionalize.aliasing.geometry import Layout, differ, same, size_hint
 from functionalize.aliasing.tensor_queries import counts_elements, is_plain_strided, repeats, tensor_leaves
 from functionalize.errors import UnsupportedMutationError
-from functionalize.ops import tables
+from functionalize.ops import tables, traits
 from functionalize.ops.calls import declared, draws
 from functionalize.transform import dry_run
 from functionalize.transform.handlers import custom_ops, overlapping_reads, random_ops, rounded_factors
-from functionalize.transform.writing_call import DTYPE_NAMES, Call, Kwargs, WritingCall
+from functionalize.transform.writing_call import DTYPE_NAMES, VariantCall, WritingCall
 
 aten = torch.ops.aten
 
@@ -46,26 +46,29 @@ def mutate(call: WritingCall) -> Any:
         return _entry_by_entry(call)
     hidden = any(w.when for w in written) or row.non_mutating_op is None
     op = tables.overload(row.functional if hidden else row.non_mutating_op or row.functional)
-    variant = rounded_factors.of_tensors(context, op, *_variant_arguments(call, op))
-    op = variant[0]
+    variant = _variant_call(call, op)
+    if op in traits.BY_TENSOR:
+        variant = rounded_factors.of_tensors(context, variant)
     results = _computed(call, variant)
     if results is None:
         return call.on_memory()  # eager's kernel raises as well, once it has written what comes before
-    if len(op._schema.returns) == 1:
+    if len(variant.op._schema.returns) == 1:
         results = (results,)
-    fresh = context.rehandle(*variant, results) if any(i >= 0 for i in row.returns) else results
+    returns_more = any(i >= 0 for i in row.returns)
+    fresh = context.rehandle(variant.op, variant.args, variant.kwargs, results) if returns_more else results
     call.commit(results, variant)
     return call.returned(fresh)
 
 
-def _computed(call: WritingCall, variant: Call) -> Any:
+def _computed(call: WritingCall, variant: VariantCall) -> Any:
     """The functional variant's results, or None where it raises in direct use.
 
     Some variants know no data-dependent sizes, where the op does.
     """
     try:
-        ordered = random_ops.compute(call.context, *variant, writes=True) if call.row.random else None
-        return call.context.compute(*variant) if ordered is None else ordered
+        op, args, kwargs = variant.op, variant.args, variant.kwargs
+        ordered = random_ops.compute(call.context, op, args, kwargs, writes=True) if call.row.random else None
+        return call.context.compute(op, args, kwargs) if ordered is None else ordered
     except Exception as error:
         if not call.context.executor.observed:
             return None
@@ -75,7 +78,7 @@ def _computed(call: WritingCall, variant: Call) -> Any:
         call.on_twins()
         raise UnsupportedMutationError(
             f"{call.func} on tensors with data-dependent sizes",
-            why=f"its functional variant, {variant[0]}, cannot be traced with such sizes",
+            why=f"its functional variant, {variant.op}, cannot be traced with such sizes",
             hint="use other operators, or state what you know about the sizes with torch._check",
         ) from error
 
@@ -98,43 +101,36 @@ def _without_write(call: WritingCall) -> Any:
     return call.context.rehandle(op, call.args, call.kwargs, call.context.compute(op, call.args, call.kwargs))
 
 
-def _variant_arguments(call: WritingCall, variant: Any) -> tuple[list[Any], Kwargs]:
-    """The functional variant's arguments, in handles."""
+def _variant_call(call: WritingCall, variant: Any) -> VariantCall:
+    """The call of the functional variant, on handles."""
     row = call.row
     outputs = {w.name for w in row.written} if row.kind is tables.Kind.OUT else set()
     args, kwargs = list(call.args), {name: arg for name, arg in call.kwargs.items() if name not in outputs}
     if row.functional_args is not None:
         by_name = {name: call.argument(name) for name in row.functional_args}
         args, kwargs = [], {}
-        for (own, (_, kwarg_only, _)), (name, arg) in zip(declared(variant).items(), by_name.items(), strict=False):
-            if kwarg_only or (own != name and own in by_name):
+        for (own, parameter), (name, arg) in zip(declared(variant).items(), by_name.items(), strict=False):
+            if parameter.kwarg_only or (own != name and own in by_name):
                 kwargs[own] = arg
             else:
                 args.append(arg)
     first = row.written[0].given(call.args, call.kwargs)
     kwargs |= {option: getattr(first, option) for option in row.options} | dict(row.constants)
-    _, takes_dtype, _ = declared(variant).get("dtype", (0, False, None))
-    # Sums and products compute in the dtype of what they write, where the caller names none: `sum.out`, `cumsum_`.
+    dtype = declared(variant).get("dtype")
+    # Sums and products without a dtype of the caller's compute in that of what they write: `sum.out`, `cumsum_`.
+    takes_dtype = dtype is not None and dtype.kwarg_only
     inherits = takes_dtype and kwargs.get("dtype") is None and isinstance(first, torch.Tensor)
     if inherits and dry_run.result_dtype(variant, args, kwargs) != first.dtype:
         kwargs["dtype"] = first.dtype
-    return args, kwargs
+    return VariantCall(variant, args, kwargs)
 
 
 # Writes to a tensor in which several positions share an element (overlapping `unfold`, `as_strided`)
 #
 # Eager goes through the positions in the order of their strides, outermost first, and writes an element once for each
 # of its positions, reading what it wrote before. So in a graph such a write becomes one for each slice along the
-# outermost dimension, until the positions of a slice are apart. Limits: ops that are elementwise by their tag, whose
+# outermost dimension, until the positions of a slice are disjoint. Limits: ops that are elementwise by their tag, whose
 # number of slices is fixed for the sizes of the trace; strides of zero are refused by eager itself.
-
-# Applied twice they do what they do applied once, so that it does not matter how often an element is reached.
-_IDEMPOTENT = frozenset(
-    {aten.abs_, aten.ceil_, aten.clamp_, aten.clamp_max_, aten.clamp_min_, aten.copy_, aten.fill_, aten.floor_}
-    | {aten.nan_to_num_, aten.relu_, aten.round_, aten.sgn_, aten.sign_, aten.trunc_, aten.zero_}
-)
-# Of the writes to an expanded tensor that eager lets through, these leave the same at all positions of an element.
-_ALIKE_EVERYWHERE = _IDEMPOTENT | {aten.masked_fill_}
 
 
 def _overlapping(call: WritingCall) -> Any:
@@ -150,7 +146,7 @@ def _overlapping(call: WritingCall) -> Any:
     if in_order:
         return _by_slices(call)
     expanded = next(filter(repeats, targets), None)
-    alike = call.func.overloadpacket in _ALIKE_EVERYWHERE or call.puts_one_number
+    alike = call.func.overloadpacket in traits.WRITES_ALIKE_EVERYWHERE or call.puts_one_number
     if expanded is not None and not alike:
         raise _shared_elements(call.func, expanded)
     return NotImplemented
@@ -172,7 +168,7 @@ def _order_matters(call: WritingCall, target: torch.Tensor) -> bool:
         return False
     if call.func is aten.copy_.default:  # the last position has the last word: the scatter's too, if the order is clear
         return _ambiguous(layout)
-    return call.func.overloadpacket not in _IDEMPOTENT or len(call.tensors) != 1
+    return call.func.overloadpacket not in traits.IDEMPOTENT or len(call.tensors) != 1
 
 
 def _ambiguous(layout: Layout) -> bool:
@@ -283,7 +279,7 @@ def _index_put(call: WritingCall) -> bool:
     """One number for all: a mask says where, as above."""
     context, (target, indices), values = call.context, call.args[:2], call.argument("values")
     masks = any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices)
-    if values.dtype != target.dtype and not (masks and call.puts_one_number):  # fake kernels do not look at that
+    if values.dtype != target.dtype and not (masks and call.puts_one_number):  # fake kernels ignore that
         names = f"{DTYPE_NAMES[target.dtype]} for the destination and {DTYPE_NAMES[values.dtype]} for the source"
         raise RuntimeError(f"Index put requires the source and destination dtypes match, got {names}.")
     if not repeats(target) or not call.puts_one_number:

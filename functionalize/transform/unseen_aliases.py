@@ -20,7 +20,7 @@ from functionalize.aliasing.alias_graph import AliasGraph
 from functionalize.aliasing.geometry import Layout
 from functionalize.transform.values import ValueExecutor
 
-_FEW = 16  # tensors that nobody else has are dropped when there are twice as many as then, and these
+_FEW = 16  # unshared tensors are dropped when there are twice as many as then, and these
 
 
 class UnseenAliases:
@@ -42,7 +42,7 @@ class UnseenAliases:
             self._limit = 2 * len(self._known) + _FEW
 
     def adopt(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Let those that the tracer takes for constants, and that have the memory of a known one, stand for that."""
+        """Let constants of the tracer that have the memory of a tensor noted before stand for that tensor."""
         for tensor in tensors:
             together = self._known.get(storage_key(tensor))
             known = None if together is None else together.get(Layout.of(tensor).key)
@@ -59,11 +59,11 @@ class UnseenAliases:
             del together[layout]
 
     def forget(self) -> None:
-        """Let go of all tensors: nothing more will be made of them."""
+        """Drop all tensors: the run has ended."""
         self._known.clear()
 
     def _drop_unreached(self) -> None:
-        """Let go of the tensors that are alone with their storages and that nobody else has."""
+        """Drop the tensors that are alone with their storages and held only here."""
         alone = {
             key: {layout: weakref.ref(tensor) for layout, tensor in together.items()}
             for key, together in self._known.items()

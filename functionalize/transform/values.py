@@ -7,7 +7,6 @@ Limits: one executor serves one call of a functionalized function, in one thread
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import Any
 
 import torch
@@ -49,7 +48,8 @@ from functionalize._torch import (
 )
 from functionalize.aliasing.geometry import Layout, hint, plain
 from functionalize.aliasing.tensor_queries import counts_elements, is_contiguous, is_fake, repeated, tensor_leaves
-from functionalize.ops import tables
+from functionalize.ops import traits
+from functionalize.ops.variants import copying
 from functionalize.tracing.recording_mode import RecordingMode
 
 aten = torch.ops.aten
@@ -59,12 +59,6 @@ Run = Callable[[Any, Sequence[Any], dict[str, Any]], Any]
 
 def _dispatch(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     return op(*args, **kwargs)
-
-
-@cache
-def _copy_op(op: Any) -> Any:
-    copy = tables.row(op).copy
-    return op if copy is None else tables.overload(copy)
 
 
 class ValueExecutor:
@@ -89,7 +83,7 @@ class ValueExecutor:
         """Execute one op on values; of a view op its ``*_copy`` where views are to be removed."""
         args = _prepared(op, args, copies=self.remove_views)
         if self.remove_views:
-            view, op = op, _copy_op(op)
+            view, op = op, copying(op)
             fake = op is not view and isinstance(args[0], FakeTensor)
             if fake and sized_by_data(args[0], pytree.tree_leaves(args[1:])):
                 # torch's copy ops ask a data-dependent size, their views do not
@@ -99,7 +93,7 @@ class ValueExecutor:
             if fake and is_symbolic(args[0]):  # also inside what is kept on kernels in C++
                 with enable_python_dispatcher():
                     return self.run(op, args, kwargs)
-        if op in _KEEP_OFFSET and is_fake(args[0]) and not _starts_storage(args[0]):
+        if op in traits.KEEPS_OFFSET and is_fake(args[0]) and not _starts_storage(args[0]):
             with uncached_fakes(args[:1]):  # from the cache they come with offset zero
                 return op(*args, **kwargs)
         return self.run(op, args, kwargs)
@@ -139,12 +133,12 @@ class ValueExecutor:
         return record_view(self.proxies, op, value, args, handle)
 
     def record_unbacked(self, op: Any, value: Value, args: tuple[Any, ...], handle: torch.Tensor) -> Value | None:
-        """The value of a view whose size only the data tell, by a node alone: running the op would make new symbols."""
+        """The value of a view of data-dependent size, by a node alone: running the op would make new symbols."""
         if self.proxies is None or not isinstance(handle, FakeTensor):
             return None
         result: Value = handle
         if self.remove_views:
-            op = _copy_op(op)
+            op = copying(op)
             result = on_handles(aten.clone.default, (handle,), {"memory_format": torch.contiguous_format})
             forget_offset(handle)
         return result if record_view(self.proxies, op, value, args, result) else None
@@ -234,12 +228,12 @@ class ValueExecutor:
             record_symbols(self.proxies, arguments)
 
     def track_sizes(self, handle: torch.Tensor) -> None:
-        """Tell the tracer the symbols in the sizes of a handle that it did not see made."""
+        """Give the tracer the symbols in the sizes of a handle whose making it did not see."""
         if self.proxies is not None and handle.layout is torch.strided:
             track_symbols(self.proxies, handle)
 
     def track_offset(self, handle: torch.Tensor, offset: Any) -> None:
-        """Tell the tracer a storage offset that is a new symbol: it is a number that is computed of known ones."""
+        """Give the tracer a storage offset that is a new symbol, as a number that is computed of known ones."""
         symbol = handle.storage_offset()
         if self.proxies is not None and isinstance(handle, FakeTensor) and is_symbol(symbol):
             forget_offset(handle)
@@ -261,27 +255,21 @@ class ValueExecutor:
         return self.proxies is not None and same_node(self.proxies, one, two)
 
     def tensor_with_storage(self, storage: torch.UntypedStorage) -> torch.Tensor | None:
-        """A tensor that the tracer knows, with this storage; None if there is none."""
+        """A tensor that the tracer knows, with this storage; None if it knows no such tensor."""
         return None if self.proxies is None else next(tensors_with_storage(self.proxies, storage_id(storage)), None)
 
 
 # Note [Values may have other strides than their handles]: a `*_copy` is contiguous, a functional variant keeps what
 # strides it likes. So an op whose legality or meaning rests on strides runs on values only as prepared here.
 
-_LEGAL_BY_STRIDES = frozenset({aten.view.default, aten.view.dtype, aten.view_as_complex.default})
-_CHECKED_AS_COPY = _LEGAL_BY_STRIDES - {aten.view.default}  # view_copy takes any strides
-# They copy their source with all of its storage, as elements of its dtype, so that the copy has the source's offset.
-_KEEP_OFFSET = frozenset({aten.slice_scatter.default, aten.select_scatter.default, aten.diagonal_scatter.default})
-_BY_STORAGE = frozenset({aten.as_strided.default, aten.as_strided_scatter.default})
-
 
 def _prepared(op: Any, args: tuple[Any, ...], *, copies: bool) -> tuple[Any, ...]:
     """Arguments for an op on values; ``copies`` says that the op's ``*_copy`` will run."""
-    if op in _BY_STORAGE:
+    if op in traits.VIEWS_BY_ADDRESS:
         return _by_storage(op, args)
-    if op in _KEEP_OFFSET and not _fills_storage(args[0]):
+    if op in traits.KEEPS_OFFSET and not _fills_storage(args[0]):
         return (aten.clone.default(args[0]), *args[1:])
-    if op in (_CHECKED_AS_COPY if copies else _LEGAL_BY_STRIDES):
+    if op in traits.LEGAL_BY_STRIDES and not (copies and op is aten.view.default):  # view_copy takes any strides
         return (_with_legal_strides(op, args), *args[1:])
     return args
 
@@ -319,7 +307,7 @@ def _with_legal_strides(op: Any, args: tuple[Any, ...]) -> torch.Tensor:
         if op is aten.view.default and is_fake(base):
             below_all_modes(_view_of_nothing, (base, args[1]), {})
     except (RuntimeError, ValueError):
-        if op is aten.view.dtype and 0 in base.size():  # contiguous strides of nothing may be as illegal
+        if op is aten.view.dtype and 0 in base.size():  # contiguous strides of an empty tensor may be as illegal
             strides = [args[1].itemsize] * (base.dim() - 1) + [1]
             return aten.new_empty_strided.default(base, list(base.size()), strides)  # type: ignore[no-any-return]
         return aten.clone.default(base, memory_format=torch.contiguous_format)  # type: ignore[no-any-return]
@@ -340,7 +328,7 @@ def _view_of_nothing(base: torch.Tensor, size: Sequence[Any]) -> None:
 
 
 # Functional ops of the program that address the storage of their argument: where that was viewed or written, they run
-# as views and writes, which know where a handle lies.
+# as views and writes, which know the layout of a handle.
 
 
 def _as_strided_copy(x: torch.Tensor, size: Sequence[Any], stride: Sequence[Any], storage_offset: Any = None) -> Any:

@@ -22,6 +22,7 @@ from functionalize.aliasing.overlap import spans_disjoint
 from functionalize.aliasing.tensor_queries import is_fake, is_plain_strided, same_strides, tensor_leaves
 from functionalize.aliasing.view_rules import Value
 from functionalize.errors import UnsupportedMutationError
+from functionalize.ops import traits
 from functionalize.ops.calls import argument, declared
 from functionalize.ops.tables import Kind, OpRow, Written
 from functionalize.transform import dry_run
@@ -30,8 +31,6 @@ from functionalize.transform.context import FunctionalizationContext
 aten = torch.ops.aten
 _CANNOT_GROW = "output with shape {} doesn't match the broadcast shape {}"  # as eager says it
 _CANNOT_CAST = "result type {} can't be cast to the desired output type {}"  # eager's words
-# Of complex numbers these compute complex ones, and copy their real part to an `out=` that is contiguous where resized.
-_COPY_THEIR_RESULT = frozenset({aten.abs.out, aten.angle.out})
 DTYPE_NAMES = {  # in errors of eager
     torch.bool: "Bool",
     torch.uint8: "Byte",
@@ -48,7 +47,15 @@ DTYPE_NAMES = {  # in errors of eager
     torch.complex128: "ComplexDouble",
 }
 Kwargs = dict[str, Any]
-Call = tuple[Any, list[Any], Kwargs]  # an op, and its arguments
+
+
+@dataclass(frozen=True, slots=True)
+class VariantCall:
+    """A call, on handles, of the functional variant of an op that writes."""
+
+    op: Any
+    args: list[Any]
+    kwargs: Kwargs
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,7 +96,7 @@ class WritingCall:
 
     @cached_property
     def meetings(self) -> list[tuple[Operand, Operand]]:
-        """Each operand that is written, with each other one that lies in the same storage where it may overlap it."""
+        """Each operand that is written, with each other one in the same storage that may overlap it."""
         leaves = [leaf for leaf in self.tensors if leaf.layout is torch.strided]
         if len(set(map(storage_key, leaves))) == len(leaves):
             return []
@@ -154,7 +161,7 @@ class WritingCall:
         sizes = [size for target in tensor_leaves(self.targets, {}) for size in target.size()]
         return self.row.kind is Kind.OUT and unbacked(sizes)
 
-    def commit(self, results: Sequence[Any], variant: Call) -> None:
+    def commit(self, results: Sequence[Any], variant: VariantCall) -> None:
         """Commit to each written argument its value among the results of ``variant``, or raise what eager raises."""
         pairs: list[tuple[torch.Tensor | None, Value]] = []
         for w, target in zip(self.written, self.targets, strict=True):
@@ -168,7 +175,7 @@ class WritingCall:
         for handle, value in legal:
             self.context.write(handle, value)
 
-    def _legalized(self, handle: torch.Tensor, value: Value, results: Sequence[Any], variant: Call) -> Value:
+    def _legalized(self, handle: torch.Tensor, value: Value, results: Sequence[Any], variant: VariantCall) -> Value:
         if differ(value.size(), handle.size()) or value.dtype != handle.dtype:
             if self.row.kind is Kind.INPLACE and is_fake(handle) and differ(value.size(), handle.size()):
                 value = self._of_size(handle, value)
@@ -179,7 +186,7 @@ class WritingCall:
                 twin = value  # fake tensors that run the kernel for real do not see that it resized its `out=`
             if differ(twin.size(), handle.size()):
                 # A fake twin is resized to contiguous strides, a real one to those of the result.
-                copied = self.func in _COPY_THEIR_RESULT and self.args[0].is_complex()
+                copied = self.func in traits.COPIES_TO_OUT and self.args[0].is_complex()
                 by_value = is_fake(twin) and not (copied or differ(value.size(), twin.size()))
                 self._resize(handle, self._as_in_eager(value, results, variant) if by_value else twin)
                 self._refuse_overlap(handle)
@@ -189,23 +196,25 @@ class WritingCall:
                 if self.row.kind is Kind.OUT and is_fake(twin) and not cannot:
                     dry_run.refuse_dtype(self.context.executor, self.func, self.args, self.kwargs, handle, value.dtype)
                 if not (value.is_floating_point() or value.is_complex()):
-                    self.context.notes.note_untold(handle)
+                    self.context.notes.note_hidden_change(handle)
                 value = self.context.executor.call(aten._to_copy.default, value, dtype=handle.dtype)
         if value.device != handle.device:
             value = self.context.executor.call(aten._to_copy.default, value, device=handle.device)
         return value
 
     def _of_size(self, handle: torch.Tensor, value: Value) -> Value:
-        """What is written in place to a handle: its size is the handle's, as the data say where only they tell."""
+        """What is written in place to a handle: its size is the handle's, which is asked where it is data-dependent."""
         if tuple(value.size()) != tuple(handle.size()):
             raise RuntimeError(_CANNOT_GROW.format(list(handle.size()), list(value.size())))
         return self.context.executor.call(aten.view.default, value, list(handle.size()))
 
-    def _as_in_eager(self, value: Value, results: Sequence[Any], variant: Call) -> Value:
+    def _as_in_eager(self, value: Value, results: Sequence[Any], variant: VariantCall) -> Value:
         """A result with the strides that eager gives it, which its value may not have."""
-        if not self.context.values_of(*variant[1:])[2]:
+        if not self.context.values_of(variant.args, variant.kwargs).strides_differ:
             return value
-        likes = pytree.tree_leaves(dry_run.with_eager_strides(self.context.executor, *variant, results))
+        executor = self.context.executor
+        made = dry_run.with_eager_strides(executor, variant.op, variant.args, variant.kwargs, results)
+        likes = pytree.tree_leaves(made)
         return next(like for like, leaf in zip(likes, pytree.tree_leaves(results), strict=True) if leaf is value)
 
     def _resize(self, handle: torch.Tensor, like: torch.Tensor) -> None:
@@ -231,9 +240,9 @@ class WritingCall:
             self._refuse_growth(handle)
 
     def _refuse_growth(self, resized: torch.Tensor) -> None:
-        """Raise where the storage of other tensors grows by as many elements as only the data tell.
+        """Raise where the storage of other tensors grows by a data-dependent number of elements.
 
-        Where nobody answers for the data, the operators of the graph check their bounds.
+        Where the trace does not answer for the data, the operators of the graph check their bounds.
         """
         view = self.context.graph.ensure(resized)
         top = view.base.top.layout

@@ -54,7 +54,6 @@ class DecidingShapeEnv(ShapeEnv):
     on_data_symbol: Callable[[], None] | None = None  # is told that there is about to be a data-dependent number
     _asked: Any = None  # the number whose value is asked for
     _learnt: int = 0  # how many answers
-    _chooses: Callable[[Any], bool] | None = None  # answers for what only the data tell, and nothing is learnt
     _later: list[Any] | None = None  # gets the numbers that are to be guards later, and not at once
     _tried: tuple[dict[Any, bool], Mapping[Any, bool]] | None = None  # gets questions; answers to some
     _here: Callable[[], Any] | None = None  # the line that the program is at
@@ -91,9 +90,6 @@ class DecidingShapeEnv(ShapeEnv):
         if self._later is not None and sym_node.pytype is int and sym_node.hint is not None:
             self._later.append(torch.SymInt(sym_node))
             return sym_node.hint
-        if self._chooses is not None and self._of_data(sym_node.expr):
-            known = self._maybe_evaluate_static(sym_node.expr)
-            return self._chooses(sym_node) if known is None else known
         self._asked = sym_node
         try:
             return super().evaluate_sym_node(sym_node, size_oblivious, fallback_value)
@@ -117,15 +113,6 @@ class DecidingShapeEnv(ShapeEnv):
             yield
         finally:
             self._later = before
-
-    @contextlib.contextmanager
-    def choosing(self, choose: Callable[[Any], bool]) -> Iterator[None]:
-        """While somebody answers as he likes, of a number that is asked for: what he says holds for nothing else."""
-        before, self._chooses = self._chooses, choose
-        try:
-            yield
-        finally:
-            self._chooses = before
 
     def _of_data(self, expression: Any) -> bool:
         symbols = getattr(expression, "free_symbols", ())

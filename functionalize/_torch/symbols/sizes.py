@@ -1,4 +1,4 @@
-"""Sizes and numbers that are symbols: what is known of them in a trace, and what is asked where only the data tell.
+"""Sizes and numbers that are symbols: what a trace knows of them, and what it asks where they are data-dependent.
 
 Invariant: no symbol is pinned by a guard, but where a question is answered. Limits: loads no sympy, which where there
 are symbols torch has loaded.
@@ -46,14 +46,14 @@ def hint_of(number: Any, fallback: int | None = None) -> Any:
 
 
 def unbacked(numbers: Sequence[Any]) -> bool:
-    """Whether some size is known when the program runs only: it comes from data, not from the inputs' sizes."""
+    """Whether some size is data-dependent: known only when the program runs, and not from the inputs' sizes."""
     return any(type(number) is not int and hint_of(number) is None for number in numbers)
 
 
 def steps_over(tensor: torch.Tensor, outer: int, inner: int) -> bool:
     """Whether one dimension's stride is known to be larger than another's, where both have several positions.
 
-    Where only the data tell: for all sizes with which the tensor has elements.
+    Where they are data-dependent: for all sizes with which the tensor has elements.
     """
     from torch.fx.experimental import symbolic_shapes  # here, as below: loads sympy
     from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
@@ -80,16 +80,16 @@ def _ranges(node: Any) -> dict[Any, Any]:
 
 
 def decided(condition: Any) -> bool | None:
-    """The answer to a question of data-dependent sizes; None where nobody answers."""
+    """The answer to a question of data-dependent sizes; None where the trace does not answer."""
     environment: Any = condition.node.shape_env if isinstance(condition, torch.SymBool) else None
     asked = environment is not None and hint_of(condition) is None
     return None if asked and not getattr(environment, "is_answered", False) else bool(condition)
 
 
 def decide_ones(sizes: Sequence[Any]) -> None:
-    """Ask of each data-dependent size whether it is one, where somebody answers; else it is no one.
+    """Ask of each data-dependent size whether it is one, where the trace answers; else it is taken to be larger.
 
-    Torch takes it for none that is, without a word.
+    Torch takes each to be larger, without a word.
     """
     for size in sizes:
         environment: Any = size.node.shape_env if is_symbol(size) else None
@@ -101,19 +101,19 @@ def decide_ones(sizes: Sequence[Any]) -> None:
 
 
 def pieces_of(tensor: torch.Tensor, dim: int = 0) -> list[tuple[torch.Tensor, int, int]]:
-    """What ``select`` takes to give what ``unbind`` does. How many there are is asked, where only the data tell."""
+    """What ``select`` takes to give what ``unbind`` does. Their number is asked where it is data-dependent."""
     return [(tensor, dim, number) for number in range(int(tensor.size(dim)))]
 
 
 def offset_of_part(tensor: torch.Tensor, dim: int = 0, start: Any = None, *_: Any) -> Any:
-    """The storage offset of a slice, or of a selected position, that only the data tell; None for a known one.
+    """The data-dependent storage offset of a slice, or of a selected position; None for a known one.
 
     As slices do, it takes a start beyond the tensor for the nearest one; a position beyond it is an error elsewhere.
     """
     if not (is_symbol(start) and unbacked([start])):
         return None
     size = tensor.size(dim)
-    negative = torch.sym_min(torch.sym_max(-start, 0), 1)  # 1 or 0: `sym_ite` takes no symbol beside what is known
+    negative = torch.sym_min(torch.sym_max(-start, 0), 1)  # 1 or 0: `sym_ite` does not take a symbol beside a number
     begin = torch.sym_max(torch.sym_min(start + size * negative, size), 0)
     return tensor.storage_offset() + begin * tensor.stride(dim)
 
@@ -121,7 +121,7 @@ def offset_of_part(tensor: torch.Tensor, dim: int = 0, start: Any = None, *_: An
 def decide_broadcasts(shapes: Sequence[Sequence[Any]]) -> None:
     """Ask of each data-dependent size that is broadcast with another one whether it is one.
 
-    Where nobody answers, torch takes it for the other one, and checks that when the program runs.
+    Where the trace does not answer, torch takes it for the other one, and checks that when the program runs.
     """
     for sizes in itertools.zip_longest(*map(reversed, shapes), fillvalue=1):
         for size in filter(is_symbol, sizes):
@@ -148,7 +148,7 @@ def _differ(size: Any, other: Any) -> bool:
 
 
 def sized_by_data(tensor: FakeTensor, numbers: Sequence[Any] = ()) -> bool:
-    """Whether sizes, of a tensor or among numbers, are known when the program runs only, or were so until a guard."""
+    """Whether sizes, of a tensor or among numbers, are data-dependent, or were so until a guard."""
     symbols = list(filter(is_symbol, numbers))
     if not (is_symbolic(tensor) or symbols):
         return False
@@ -156,7 +156,7 @@ def sized_by_data(tensor: FakeTensor, numbers: Sequence[Any] = ()) -> bool:
 
 
 def forget_offset(handle: FakeTensor) -> None:
-    """Let nobody wait for the symbol of a view's storage offset: its copy starts at zero."""
+    """Drop the symbol of a view's storage offset from those that torch awaits: its copy starts at zero."""
     environment, offset = handle.fake_mode.shape_env, handle.storage_offset()
     if environment is not None and isinstance(offset, torch.SymInt):
         pending = environment.pending_fresh_unbacked_symbols

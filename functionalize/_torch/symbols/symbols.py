@@ -36,7 +36,7 @@ def is_dynamic(dim: Any) -> bool:
 
 
 def named_dim(entry: Any) -> Any:
-    """The ``Dim`` that an entry is, or is derived from; None of others."""
+    """The ``Dim`` that an entry is, or is derived from; None for others."""
     if isinstance(entry, _DerivedDim):
         return entry.root
     return entry if isinstance(entry, Dim) else None
@@ -154,7 +154,7 @@ class TakenForGranted:
         return type(size) is int or self._environment.simplify(size.node.expr).is_number
 
     def broken_by(self, values: Mapping[Any, int]) -> Any:
-        """The first condition that some sizes do not meet; None where they meet all that they decide."""
+        """The first condition that some sizes do not meet; None where they meet all conditions."""
         return next((each for each in self._conditions if str(each.xreplace(dict(values))) == "False"), None)
 
     def equates(self, condition: Any) -> bool:
@@ -178,7 +178,7 @@ class TakenForGranted:
         return None
 
     def said_of(self, name: str) -> tuple[str, str] | None:
-        """The line that made a size a number, and why; None where nothing tells."""
+        """The line that made a size a number, and why; None where it is unknown."""
         equal = [each for each in self._conditions if type(each).__name__ == "Equality" and not self.equates(each)]
         of_it = [each for each in equal if name in {self._names.get(symbol) for symbol in each.free_symbols}]
         return self.said(of_it[0]) if of_it else None

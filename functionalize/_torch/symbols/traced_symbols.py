@@ -1,4 +1,4 @@
-"""The symbols of the graph that ``make_fx`` traces: which nodes give them, and those that we tell the tracer of.
+"""The symbols of the graph that ``make_fx`` traces: which nodes give them, and those that we add to the tracer.
 
 Invariant: a symbol that is tracked here is found by torch's own tracing code. Limits: one graph a tracer.
 """
@@ -38,7 +38,7 @@ def symbol_node(tracer: Any, symbol: Any) -> Any:
 
 
 def is_foregone(out: Any, args: Any) -> bool:
-    """Whether symbols of floats were compared, and the answer is known: it is not, where they may be no numbers."""
+    """Whether symbols of floats were compared, and the answer is known: it is not, where they may be NaN."""
     if not isinstance(out, torch.SymBool) or out.node.expr.free_symbols:
         return False
     return any(isinstance(arg, torch.SymFloat) and arg.node.expr.free_symbols for arg in args)
@@ -65,21 +65,13 @@ def opaque_float(tracer: Any, func: Any, args: Any) -> torch.SymFloat:
     return _opaque(tracer, func, args, "create_unbacked_symfloat")  # type: ignore[no-any-return]
 
 
-def whole_number_of(tracer: Any, truth: Any) -> Any:
+def whole_number_of(tracer: Any, condition: Any) -> Any:
     """A symbol of its own for the whole number that a data-dependent bool is: zero or one."""
     from torch.fx.experimental.symbolic_shapes import constrain_range  # here: loads sympy
 
-    number = _opaque(tracer, torch.sym_ite, (truth, 1, 0), "create_unbacked_symint")
+    number = _opaque(tracer, torch.sym_ite, (condition, 1, 0), "create_unbacked_symint")
     constrain_range(number, min=0, max=1)
     return number
-
-
-def chosen_number(tracer: Any, truth: Any, one: Any, other: Any) -> Any:
-    """One of two numbers, which the data choose; a float, unless both are whole."""
-    if all(isinstance(number, (int, torch.SymInt)) for number in (one, other)):
-        return other + whole_number_of(tracer, truth) * (one - other)  # torch chooses among whole numbers of one class
-    floats = torch.sym_float(one), torch.sym_float(other)
-    return _opaque(tracer, torch.sym_ite, (truth, *floats), "create_unbacked_symfloat")
 
 
 def _opaque(tracer: Any, func: Any, args: Any, create: str) -> Any:
@@ -125,7 +117,7 @@ def _arithmetic() -> Any:
 
 
 def track_symbols(mode: ProxyTorchDispatchMode, handle: torch.Tensor) -> None:
-    """Let the tracer know the sizes of a tensor made while it did not look: as arithmetic on symbols that it knows.
+    """Give the tracer the sizes of a tensor whose making it did not see: as arithmetic on symbols that it knows.
 
     Nodes for the arithmetic appear when a symbol is used. The tracer does the same for sums and products by itself,
     and gives up on powers, minima and the like, and on numbers: symbols that a guard has pinned.

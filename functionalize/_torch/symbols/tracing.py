@@ -40,6 +40,7 @@ from functionalize._torch.fakes import FakeTensorMode
 from functionalize._torch.symbols.sizes import is_symbol
 from functionalize._torch.symbols.traced_symbols import symbol_node
 from functionalize._torch.tensors import SYMBOLS, is_symbolic, storage_key
+from functionalize.ops import traits
 
 _NO_KWARGS: dict[str, Any] = immutable_dict()
 
@@ -94,7 +95,7 @@ class _Ref(weakref.ref[torch.Tensor]):
 
 
 class _NodeEntry(_ProxyTensor):
-    """An entry for a node, made when somebody asks for it unless it is there; its proxy is made when torch asks."""
+    """An entry for a node, made on first use; its proxy is made when torch asks for it."""
 
     def __init__(self, given: Node | Callable[[], Node], tracer: Any) -> None:
         self._tracer, self.constant = tracer, None
@@ -141,7 +142,7 @@ def name_for(op: Any) -> str:
 def new_node(graph: Graph, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> Node:
     """A call of an op, given nodes, in a graph that no module owns.
 
-    As ``create_node``, which takes twice as long: it looks through the arguments for symbols, and for hooks.
+    As ``create_node``, which takes twice as long: it searches the arguments for symbols, and calls hooks.
     """
     return _add_node(graph, "call_function", op, args, kwargs or _NO_KWARGS, name)
 
@@ -169,7 +170,7 @@ def op_node(tracer: Any, op: Any, args: Any, kwargs: Any) -> Node:
 
 
 def new_placeholder(graph: Graph, name: str) -> Node:
-    """A placeholder of just this name, which is a word, and nobody's yet.
+    """A placeholder of just this name, which is an identifier that is not in use yet.
 
     FX renames what is called like a function of Python's (`input` to `input_1`). It never gives such a name to another
     node, so this one can have it back.
@@ -186,7 +187,7 @@ def track(tracer: Any, tensor: torch.Tensor, node: Node | Callable[[], Node]) ->
 
 
 def tracked_node(tracer: Any, tensor: torch.Tensor, *, constants: bool = True) -> Node | None:
-    """The node that a tensor stands for; None without one, and for ``constants`` unless they are wanted."""
+    """The node that a tensor stands for; None without one, and for constants unless ``constants`` says so."""
     entry = tracer.tensor_tracker.get(tensor)
     if entry is None or (entry.constant is not None and not constants):
         return None
@@ -203,16 +204,12 @@ def nodes_in_use(tracer: Any) -> set[Node]:
     return found
 
 
-# Ops whose kernels give a backward its workspace where grad mode is on, and else None.
-_ASKS_GRAD_MODE = (torch.ops.aten.mkldnn_rnn_layer.default,)
-
-
 def keeps_workspaces(graph: Graph) -> bool:
     """Whether a graph is to run with grad mode on, since a backward that it holds may need what its ops then keep."""
-    return any(graph.find_nodes(op="call_function", target=op) for op in _ASKS_GRAD_MODE)
+    return any(graph.find_nodes(op="call_function", target=op) for op in traits.WORKSPACE_IN_GRAD_MODE)
 
 
-# Selective checkpointing keeps every result where it takes itself to be compiled, and checks that none is written.
+# Selective checkpointing keeps every result where it takes itself to be compiled, and checks that they stay unwritten.
 _checkpoints_as_in_eager: Any = getattr(torch.compiler, "_non_strict_tracing_context", contextlib.nullcontext)
 
 
@@ -275,7 +272,7 @@ def tensors_with_storage(mode: ProxyTorchDispatchMode, key: int) -> Iterator[tor
 
 
 def last_node(mode: ProxyTorchDispatchMode) -> Any:
-    """The newest node of the graph that is traced; None while there is none."""
+    """The newest node of the graph that is traced; None while it is empty."""
     return next(iter(reversed(mode.tracer.graph.nodes)), None)
 
 
@@ -292,7 +289,7 @@ def record_view(
     source = mode.tracer.tensor_tracker.get(value)
     if source is None or source.constant is not None:
         return False
-    if op is torch.ops.aten.as_strided.default:  # what it means depends on where in its storage the value lies
+    if op is torch.ops.aten.as_strided.default:  # its meaning depends on the value's place in its storage
         return False
     with set_original_aten_op(op):
         if any(map(is_symbol, args)) or any(type(arg) is list and any(map(is_symbol, arg)) for arg in args):
@@ -312,7 +309,7 @@ def record_effect(mode: ProxyTorchDispatchMode, op: Any, handle: torch.Tensor, a
 
 @contextlib.contextmanager
 def answers_of_export() -> Iterator[None]:
-    """While who asks torch whether it compiles or exports is told yes."""
+    """While torch answers that it compiles and exports."""
     from torch._export.utils import _compiling_state_context  # here: loads the exporter
 
     with _compiling_state_context():
@@ -321,7 +318,7 @@ def answers_of_export() -> Iterator[None]:
 
 @contextlib.contextmanager
 def logs_of_torch_off() -> Iterator[None]:
-    """While torch logs nothing but what the variable `TORCH_LOGS` asks for."""
+    """While torch logs only what the variable `TORCH_LOGS` asks for."""
     logs: Any = torch._logging
     logs.set_logs(all=logging.CRITICAL)
     try:

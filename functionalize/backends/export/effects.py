@@ -25,7 +25,7 @@ from functionalize.python_state.slots import NumberSlot, Slot, is_number
 from functionalize.python_state.snapshot import frozen, same
 from functionalize.python_state.walk import StateWalk, joined
 from functionalize.runtime.metadata import AliasKind, ProgramMetadata
-from functionalize.runtime.side_effects import SideEffect, Walked
+from functionalize.runtime.outputs.side_effects import SideEffect, Walked
 from functionalize.uninterrupted import uninterrupted
 
 _OF_STATE = (

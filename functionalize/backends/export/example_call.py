@@ -17,9 +17,10 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from functionalize._torch import OFFSET, SYMBOLS, pytree
+from functionalize.aliasing.geometry import Layout
 from functionalize.aliasing.strided_layout import tensor_at
 from functionalize.call_stack import decisive_line
-from functionalize.errors import UnsupportedProgramError
+from functionalize.errors import UnsupportedExportError, UnsupportedProgramError
 from functionalize.python_state.walk import StateWalk
 from functionalize.runtime.arguments import CallArguments
 from functionalize.runtime.call_tree import ArgumentRef, ObjectLeaf
@@ -99,13 +100,14 @@ class ExampleCall:
     def _alone(self, number: int, like: int) -> torch.Tensor:
         """A tensor that shares no memory; ``like``: an input of its kind, which the graph takes."""
         look = self._looks[like]
-        dtype, size, stride, offset = look.dtype, look.size(), look.stride(), 0
+        layout = Layout(tuple(look.size()), tuple(look.stride()), 0, look.dtype)
         if number not in self._looks and number in self.program.metadata.layouts_before:
             layout = self.program.metadata.layouts_before[number]
-            dtype, size, stride, offset = layout.dtype, layout.size, layout.stride, layout.offset
-        offset = self.program.guards.asked.get((number, OFFSET), offset)
-        where = [list(map(concrete, size)), list(map(concrete, stride)), concrete(offset)]
-        return self._like(number, tensor_at(self._storage(dtype, look.device, _elements(where)), where, dtype))  # type: ignore[arg-type]
+        offset = self.program.guards.asked.get((number, OFFSET), layout.offset)
+        size, stride = tuple(map(concrete, layout.size)), tuple(map(concrete, layout.stride))
+        layout = Layout(size, stride, concrete(offset), layout.dtype)
+        storage = self._storage(layout.dtype, look.device, layout.span[1] // layout.dtype.itemsize)
+        return self._like(number, tensor_at(storage, layout))
 
     def _like(self, number: int, made: torch.Tensor) -> torch.Tensor:
         label = self.program.metadata.inputs[number].label
@@ -128,7 +130,7 @@ class ExampleCall:
         same: dict[Any, torch.Tensor] = {}
         for n in members:
             layout = layouts[n]
-            made = tensor_at(storage, (layout.size, layout.stride, layout.offset), layout.dtype)
+            made = tensor_at(storage, layout)
             self._made[n] = same.setdefault(layout.key, self._like(n, made))
 
     def _storage(self, dtype: torch.dtype, device: torch.device, elements: int) -> torch.UntypedStorage:
@@ -136,12 +138,6 @@ class ExampleCall:
         if dtype.is_floating_point and dtype.itemsize > 1:
             made.copy_(torch.randn(elements, generator=self._generator))
         return made.untyped_storage()
-
-
-def _elements(where: Sequence[Any]) -> int:
-    """How many elements a layout reaches over."""
-    size, stride, offset = where
-    return 0 if 0 in size else offset + 1 + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
 
 
 @contextlib.contextmanager
@@ -173,13 +169,26 @@ def as_called_now(program: CapturedProgram) -> CapturedProgram:
     return program.as_called_now(call.args, call.kwargs)
 
 
-@no_memory_beyond()
-def with_steps_followed(program: CapturedProgram) -> CapturedProgram:
-    """A program with the steps of its schedulers as a part of its graph: what is exported has no schedulers."""
-    if not any(isinstance(one, LRScheduler) for one in program.current.capture.state.seen):
-        return program
-    call = ExampleCall(program.current)
-    return program.captured_again(call.args, call.kwargs, merges_steps=True)
+def refuse_schedules(program: CapturedProgram, to: str) -> None:
+    """Raise where a program steps a scheduler of learning rates, which no export can.
+
+    Raises:
+        UnsupportedExportError: it does; ``to`` is the backend.
+    """
+    specialization = program.current
+    state, metadata = specialization.capture.state, specialization.metadata
+    containers = list(state.containers.values())
+    changed = {id(containers[effect.container][0]) for effect in metadata.side_effects if effect.state == 0}
+    schedulers = (item for item in state.seen if isinstance(item, LRScheduler))
+    if metadata.steps or any(id(vars(scheduler)) in changed for scheduler in schedulers):
+        cause = UnsupportedExportError.cause(
+            "the program steps a scheduler of learning rates",
+            why="a scheduler computes with Python numbers, and an exported program has only tensors",
+            hint="call scheduler.step() outside the captured program; in an optimizer made with lr=torch.tensor(0.1) "
+            "the rate is state of the exported program, to which you can write the new rate",
+            at=next((step.line for step in metadata.steps), None),
+        )
+        raise UnsupportedExportError(to, [cause])
 
 
 @no_memory_beyond()

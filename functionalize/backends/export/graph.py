@@ -157,7 +157,7 @@ class ExportGraph:
                 "an exported program cannot change requires_grad",
                 "set it before the program is captured",
             )
-        for name, value in self.found.program.capture.set_in_torch.items():
+        for name, value in self.found.program.capture.modes_left.items():
             self._refuse(
                 f"the program sets the {name} to {value}",
                 "an exported program cannot change settings of torch",

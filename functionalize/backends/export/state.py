@@ -14,6 +14,7 @@ import torch
 from torch.export.graph_signature import InputKind
 
 from functionalize._torch import pytree
+from functionalize.aliasing.geometry import Layout
 from functionalize.aliasing.strided_layout import tensor_at
 from functionalize.backends.export.example_call import ExampleCall
 from functionalize.errors import UnsupportedExportError
@@ -140,6 +141,5 @@ def copied(values: Iterable[torch.Tensor]) -> list[torch.Tensor]:
         key = storage.data_ptr() or id(value)
         if key not in storages:
             storages[key] = storage.clone()
-        where = value.size(), value.stride(), value.storage_offset()
-        found.append(tensor_at(storages[key], where, value.dtype))
+        found.append(tensor_at(storages[key], Layout.of(value)))
     return found

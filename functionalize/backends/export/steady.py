@@ -28,8 +28,8 @@ from functionalize.backends.export.example_call import (
     as_called_now,
     concrete,
     no_memory_beyond,
+    refuse_schedules,
     with_arguments_apart,
-    with_steps_followed,
 )
 from functionalize.backends.export.returned import Returned, returned
 from functionalize.errors import UnsupportedProgramError
@@ -40,8 +40,8 @@ from functionalize.runtime.calls.program import CapturedProgram
 from functionalize.runtime.calls.specialization import Specialization
 from functionalize.runtime.capturing import CAPTURING
 from functionalize.runtime.metadata import AliasKind, GraphInput, ProgramMetadata
+from functionalize.runtime.outputs.side_effects import SideEffect
 from functionalize.runtime.random_state import is_random
-from functionalize.runtime.side_effects import SideEffect
 from functionalize.uninterrupted import uninterrupted
 
 
@@ -63,9 +63,10 @@ class Exportable:
 
 
 @no_memory_beyond()
-def exportable(program: CapturedProgram) -> Exportable:
-    """What is to be exported of a program."""
-    program = with_steps_followed(as_called_now(program))
+def exportable(program: CapturedProgram, to: str) -> Exportable:
+    """What is to be exported of a program; ``to``: what messages call the backend."""
+    program = as_called_now(program)
+    refuse_schedules(program, to)
     program = with_arguments_apart(program, program.current)
     call = ExampleCall(program.current)
     effects = EffectReader(call)

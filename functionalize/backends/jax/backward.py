@@ -23,7 +23,7 @@ from functionalize.backends.array_program import RANDOM_KEY, ArrayProgram
 from functionalize.backends.export.example_call import ExampleCall
 from functionalize.backends.jax.values import is_wide, wide_enough
 from functionalize.errors import InputMismatchError, UnsupportedProgramError
-from functionalize.python_state.reconstruct import Recipe, TensorRef
+from functionalize.python_state.reconstruct import Reconstruction, TensorRef
 from functionalize.python_state.slots import NumberSlot
 from functionalize.runtime.arguments import Nest
 from functionalize.runtime.calls.specialization import Specialization
@@ -203,7 +203,10 @@ def _checked(forward: ArrayProgram, found: Specialization) -> Nest:
     for stands, why in (
         (forward.decides, "it branches on tensor values"),
         (metadata.gradients, "it leaves gradients"),
-        (nest is None or any(isinstance(part, Recipe) for part in metadata.results), "it takes or returns objects"),
+        (
+            nest is None or any(isinstance(part, Reconstruction) for part in metadata.results),
+            "it takes or returns objects",
+        ),
         (argument & shared, "arguments share memory"),
         (any(isinstance(value, torch.Tensor) and is_symbolic(value) for value in sizes), "its sizes are dynamic"),
     ):

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from functionalize._torch import pytree
 from functionalize.backends.array_program import Prepared, Written
-from functionalize.backends.export.example_call import as_called_now, with_arguments_apart, with_steps_followed
+from functionalize.backends.export.example_call import as_called_now, refuse_schedules, with_arguments_apart
 from functionalize.backends.exported_program import to_exported_program
 from functionalize.backends.interpreter import Backend, UnknownNumberError
 from functionalize.backends.jax.asserted_decisions import with_decisions
@@ -41,7 +41,8 @@ UNNAMED = inspect.Signature()
 
 def to_jax(program: CapturedProgram, *, lowerings: Lowerings = lowering, seed: int = 0) -> JaxProgram:
     """A captured program as a function of JAX arrays; see :meth:`CapturedProgram.to_jax`."""
-    program = with_steps_followed(as_called_now(program))
+    program = as_called_now(program)
+    refuse_schedules(program, "JAX")
     program = with_arguments_apart(program, program.specialization)
     try:
         return JaxProgram(program, lowerings, seed)

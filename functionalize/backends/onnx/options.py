@@ -15,7 +15,7 @@ from typing import Any
 
 import onnx
 
-from functionalize._torch import OpOverload, decomposes
+from functionalize._torch import OpOverload
 from functionalize._torch.onnx import DEFAULT_OPSET, OLDEST_OPSET
 from functionalize.backends.onnx.convention import KEY
 from functionalize.ops import tables
@@ -153,7 +153,7 @@ def _translations(table: Any) -> dict[Any, Callable[..., Any]]:
 
 def _never_met(op: OpOverload) -> str:
     """Why the graph of a captured program never has an operator; nothing where it may."""
-    if decomposes(op):
+    if tables.decomposes(op):
         return "it is decomposed during the capture"
     return "it writes in place, and the graph has its functional variant instead" if tables.row(op).written else ""
 

@@ -20,6 +20,7 @@ from functionalize.backends.export.state import Arguments
 from functionalize.backends.onnx.options import Call
 from functionalize.backends.onnx.runner import OnnxProgram
 from functionalize.errors import DataDependentError, NotEquivalentError
+from functionalize.graph_capture.inputs.watched_state import WatchedState
 from functionalize.graph_capture.trace.random.random_sources import RandomSources
 from functionalize.python_state.slots import NumberSlot
 from functionalize.runtime.calls.program import CapturedProgram
@@ -151,7 +152,7 @@ def as_before(example: ExampleCall) -> Iterator[None]:
     kept = [_Kept(tensor) for tensor in distinct.values()]
     sources, torchs = RandomSources(held), torch.get_rng_state()
     try:
-        with walks[0].substituted({}), walks[1].substituted({}):
+        with WatchedState(walks[0]).substituted({}), WatchedState(walks[1]).substituted({}):
             yield
     finally:
 

@@ -19,32 +19,18 @@ from torch.fx import Node
 
 from functionalize.deferred.random import mersenne
 from functionalize.deferred.specs import Spec, spec_of
+from functionalize.ops import traits
+from functionalize.ops.variants import in_place_of
 
 aten = torch.ops.aten
 BLOCK = 16  # elements that the kernel of normal numbers takes together
 _SAMPLES = tuple(BLOCK * blocks for blocks in (4, 8, 16))  # two numbers of 32 bits an element fit in one block of 624
 
-_uniform, _normal = aten.uniform_.default, aten.normal_.default
-_random, _random_to, _random_from = aten.random_.default, aten.random_.to, getattr(aten.random_, "from")
-# By operator: what fills a tensor alike, and which of the operator's own arguments it takes.
-_FILLS: dict[Any, tuple[Any, slice]] = {
-    aten.uniform.default: (_uniform, slice(1, None)),
-    aten.normal_functional.default: (_normal, slice(1, None)),
-    aten.random.default: (_random, slice(0, 0)),
-    aten.random.to: (_random_to, slice(1, None)),
-    getattr(aten.random, "from"): (_random_from, slice(1, None)),
-    aten.rand.default: (_uniform, slice(0, 0)),
-    aten.rand.generator: (_uniform, slice(0, 0)),
-    aten.rand_like.default: (_uniform, slice(0, 0)),
-    aten.randn.default: (_normal, slice(0, 0)),
-    aten.randn.generator: (_normal, slice(0, 0)),
-    aten.randn_like.default: (_normal, slice(0, 0)),
-    aten.cauchy.default: (aten.cauchy_.default, slice(1, None)),
-    aten.exponential.default: (aten.exponential_.default, slice(1, None)),
-    aten.geometric.default: (aten.geometric_.default, slice(1, None)),
-    aten.log_normal.default: (aten.log_normal_.default, slice(1, None)),
-    aten.bernoulli.p: (aten.bernoulli_.float, slice(1, None)),
-}
+_uniform = aten.uniform_.default
+_normal = aten.normal_.default
+_random = aten.random_.default
+_random_to = aten.random_.to
+_random_from = getattr(aten.random_, "from")
 _BY_ELEMENT = frozenset({_uniform, _normal, _random, _random_to, _random_from})
 
 
@@ -93,12 +79,13 @@ class Fill:
 
 def fill_of(node: Node) -> Fill | None:
     """The fill that a node is, if it is one."""
-    found = _FILLS.get(node.target)
-    spec = spec_of(node) if found is not None else None
-    if found is None or spec is None:
+    op = traits.FILLS_AS.get(node.target)
+    args = () if op is not None else tuple(node.args[1:])
+    if node.target in traits.FILLS:
+        op = in_place_of(node.target)
+    spec = None if op is None else spec_of(node)
+    if spec is None:
         return None
-    op, own = found
-    args = tuple(node.args[own])
     if any(isinstance(arg, Node) for arg in args):
         return None
     return Fill(op, args, node.kwargs.get("generator"), spec)

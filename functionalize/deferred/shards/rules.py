@@ -16,8 +16,9 @@ from torch.fx.node import map_arg
 
 from functionalize._torch import OpOverload
 from functionalize._torch.deferred import is_sole_user
-from functionalize.deferred.evaluation import here, in_place, map_arg_devices
+from functionalize.deferred.evaluation import here, map_arg_devices
 from functionalize.deferred.specs import Spec, spec_of
+from functionalize.ops.variants import in_place_of
 
 aten = torch.ops.aten
 
@@ -77,7 +78,7 @@ def _elementwise(node: Node, spec: Spec, window: Window) -> Plan | None:
         needs.append((argument, window._replace(dim=dim) if shared else None))
     plain = _applied(node, needs)[1]
     first: Any = node.args[0] if node.args else None
-    op = in_place(node.target)
+    op = in_place_of(node.target)
     if op is None or not needs or first is not needs[0][0] or spec_of(first) != spec:
         return needs, plain
 

@@ -16,6 +16,9 @@ from torch.fx import Graph, Node
 
 from functionalize._torch import is_symbolic, storage_key
 from functionalize.graph_capture.trace.checkpointing import item_of
+from functionalize.ops import traits
+from functionalize.ops.calls import declared
+from functionalize.ops.variants import offset_argument
 from functionalize.reachability import nodes_behind
 from functionalize.runtime.autograd.joint import Sources
 
@@ -33,30 +36,13 @@ def sharing(tensors: Sequence[torch.Tensor | None]) -> list[int]:
 
 def reads_storages(graph: Graph) -> bool:
     """Whether a graph reads at addresses in storages, perhaps beyond what an input shows of its own."""
-    return any(graph.find_nodes(op="call_function", target=op, sort=False) for op in _BY_ADDRESS)
+    return any(graph.find_nodes(op="call_function", target=op, sort=False) for op in traits.BY_ADDRESS)
 
 
 def counting_from_storages(graph: Graph) -> list[Node]:
     """The nodes that say where in a storage something lies: they are right for inputs that lie where they did."""
-    calls = [(at, graph.find_nodes(op="call_function", target=op)) for op, at in _WITH_OFFSETS.items()]
-    return [node for at, nodes in calls for node in nodes if len(node.args) > at]
-
-
-_PARTS_BY_ADDRESS = (aten.as_strided.default, aten.as_strided_copy.default)
-_BY_ADDRESS = (*_PARTS_BY_ADDRESS, aten.as_strided_scatter.default)
-_WITH_OFFSETS = {aten.as_strided.default: 3, aten.as_strided_copy.default: 3, aten.as_strided_scatter.default: 4}
-_OF_SIZE = frozenset(  # ops that ask of a tensor what it looks like, and read none of its values
-    getattr(aten, name).default
-    for name in ("zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty")
-)
-
-
-# Of batch norms in training the arguments whose values they do not read but for the running statistics that they give:
-# the position of the flag, and which arguments.
-_IN_TRAINING: dict[Any, tuple[int, tuple[int, ...]]] = {
-    aten._native_batch_norm_legit_functional.default: (5, (3, 4)),
-    aten.native_batch_norm_backward.default: (7, (3, 4)),
-}
+    nodes = [node for op in traits.BY_ADDRESS for node in graph.find_nodes(op="call_function", target=op)]
+    return [node for node in nodes if len(node.args) > cast(int, offset_argument(node.target))]
 
 
 def sources_of(graph: Graph, results: int, together: Sequence[int], tangents: Sequence[int]) -> Sources:
@@ -76,7 +62,7 @@ def _sources(graph: Graph, results: int, together: Sequence[int], *, unread: boo
     for number, node in enumerate(graph.find_nodes(op="placeholder")):
         found[node] = together[number] if number < len(together) else 1 << number
     for node in graph.nodes:
-        left_out = (not unread and node.target in _OF_SIZE) or (not discrete and _is_discrete(node))
+        left_out = (not unread and node.target in traits.READS_METADATA_ONLY) or (not discrete and _is_discrete(node))
         if node not in found and not left_out:
             read = node.all_input_nodes if unread else _read(node)
             found[node] = functools.reduce(operator.or_, (found.get(one, 0) for one in read), 0)
@@ -93,12 +79,14 @@ def _is_discrete(node: Node) -> bool:
 def _read(node: Node) -> list[Node]:
     """The arguments whose values a node depends on."""
     whole = item_of(node)
-    if whole is not None and whole.target in _IN_TRAINING and cast(int, node.args[1]) >= 3:  # the running statistics
+    if whole is not None and whole.target in traits.UPDATES_STATISTICS and cast(int, node.args[1]) >= 3:  # these
         return [*whole.all_input_nodes]
-    flag, unread = _IN_TRAINING.get(node.target, (0, ()))
-    if not (unread and node.args[flag] is True):
+    if node.target not in traits.UPDATES_STATISTICS:
         return node.all_input_nodes
-    return [one for position, one in enumerate(node.args) if position not in unread and isinstance(one, Node)]
+    args = dict(zip(declared(node.target), node.args, strict=False))
+    if args.get("training", args.get("train")) is not True:
+        return node.all_input_nodes
+    return [arg for name, arg in args.items() if not name.startswith("running_") and isinstance(arg, Node)]
 
 
 def forget_unread(graph: Graph) -> None:
@@ -110,7 +98,7 @@ def forget_unread(graph: Graph) -> None:
     for node in graph.find_nodes(op="placeholder"):
         like = node.meta.get("val")
         if node.users and node not in read and isinstance(like, torch.Tensor) and not is_symbolic(like):
-            for part in [user for user in node.users if user.target in _PARTS_BY_ADDRESS]:
+            for part in [user for user in node.users if user.target in traits.READS_BY_ADDRESS]:
                 _substitute(graph, part, part.meta.get("val", like))  # of its storage more may be read than it shows
                 graph.erase_node(part)
             if node.users:

@@ -156,7 +156,7 @@ def refuse_untold_views(aliases: Sequence[OutputAlias], symbols: SymbolSources) 
     for alias in aliases:
         is_view = alias.leaf is None and (alias.input is not None or alias.base is not None)
         flows = is_view and alias.requires_grad and not alias.own_gradient
-        if flows and not alias.layout.static and symbols.untold([alias.layout], []):
+        if flows and not alias.layout.static and symbols.unlearned([alias.layout], []):
             raise UnsupportedProgramError(
                 "a result is a view, at a data-dependent offset, of a tensor that requires gradients",
                 why="the offset is unknown while the program is captured, and a call does not compute it",
@@ -237,8 +237,8 @@ def refused_write(
             why = why or _refused_look(mutation, entry, changed, reshapes)
             if why is not None:
                 return why
-    untold = context.notes.untold(entry.fake for entry in inputs)
-    return untold if untold is not None else reshapes.lost_views.error()
+    hidden = context.notes.hidden_from_autograd(entry.fake for entry in inputs)
+    return hidden if hidden is not None else reshapes.lost_views.error()
 
 
 def _refused_part(

@@ -1,9 +1,8 @@
 """Hooks that a program registers on modules and optimizers, and leaves there: entries of dicts, as others are.
 
-Most dicts of hooks are empty, and no walk looks into those. What the program has put there is found by the numbers that
-torch gives to hooks, one after the other.
-
-Invariant: after a capture none of its hooks is left. Limits: modules and optimizers that the program is known to reach.
+Takes the watched objects of a run. Gives the dicts of hooks that it has changed to the watch: most are empty, and no
+walk looks into those, so new hooks are recognized by the numbers that torch gives to hooks, one after the other.
+Guarantees that none of its hooks is left after a capture. Limits: modules and optimizers that the program reaches.
 """
 
 from __future__ import annotations
@@ -15,13 +14,14 @@ from torch.utils.hooks import RemovableHandle
 
 from functionalize._torch import hooks_of_all
 from functionalize.graph_capture.backward.gradient_hooks import hook_left
-from functionalize.python_state.walk import StateWalk, is_module, joined
+from functionalize.graph_capture.inputs.watched_state import WatchedState
+from functionalize.python_state.walk import is_module, joined
 
 
 class HooksLeft:
     """Where a program may register hooks, from its beginning to its end."""
 
-    def __init__(self, states: Sequence[StateWalk]) -> None:
+    def __init__(self, states: Sequence[WatchedState]) -> None:
         self._states, self._first = states, RemovableHandle.next_id
 
     def __enter__(self) -> HooksLeft:
@@ -35,7 +35,7 @@ class HooksLeft:
             UnsupportedProgramError: an argument had none there, and a call does not look into its empty dicts.
         """
         for state, path, hooks in self._found():
-            if id(hooks) not in state.containers:
+            if id(hooks) not in state.walk.containers:
                 if state is not self._states[0]:
                     raise hook_left(f"in `{path}` of an argument")
                 state.watch_late(hooks, path, {key: hook for key, hook in hooks.items() if not self._is_new(key)})
@@ -45,7 +45,7 @@ class HooksLeft:
             for key in filter(self._is_new, list(hooks)):
                 del hooks[key]
 
-    def _found(self) -> Iterator[tuple[StateWalk, str, dict[Any, Any]]]:
+    def _found(self) -> Iterator[tuple[WatchedState, str, dict[Any, Any]]]:
         """The dicts that hold such hooks, with what they are called."""
         if self._first == RemovableHandle.next_id:
             return
@@ -56,11 +56,11 @@ class HooksLeft:
     def _is_new(self, key: Any) -> bool:
         return type(key) is int and key >= self._first
 
-    def _all(self) -> Iterator[tuple[StateWalk, str, dict[Any, Any]]]:
+    def _all(self) -> Iterator[tuple[WatchedState, str, dict[Any, Any]]]:
         for path, hooks in hooks_of_all().items():
             yield self._states[0], path, hooks
         for state in self._states:
-            for item in filter(is_module, list(state.seen)):
-                path = state.modules[id(item)]
+            for item in filter(is_module, list(state.walk.seen)):
+                path = state.walk.modules[id(item)]
                 pairs = ((name, hooks) for name, hooks in item.__dict__.items() if "_hooks" in name)
                 yield from ((state, joined(path, name), hooks) for name, hooks in pairs if isinstance(hooks, dict))

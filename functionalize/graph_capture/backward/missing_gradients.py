@@ -17,14 +17,12 @@ import torch
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
+from functionalize.ops import traits
 from functionalize.python_state.reconstruct import GraphNumber, TensorRef
-from functionalize.python_state.snapshot import VALUES
+from functionalize.python_state.traversal_rules import PLAIN_BASES
 from functionalize.runtime.calls.specialization import Recorded
 
 aten = torch.ops.aten
-
-# What autograd does to a gradient that it leaves as the first, and that it cannot keep itself.
-_COPIES = {aten.clone.default: 0, aten.copy.default: 1, aten.new_empty_strided.default: 0, aten._to_copy.default: 0}
 
 
 def serves_without_gradients(assuming: Recorded, found: Recorded) -> bool:
@@ -91,7 +89,7 @@ def _plain_values(value: Any, outputs: Mapping[Any, int], results: Sequence[Any]
             yield TensorRef, repr(outputs.get(part.number))
         elif isinstance(part, GraphNumber):
             yield GraphNumber, repr(results[part.position])
-        elif isinstance(part, VALUES):
+        elif isinstance(part, PLAIN_BASES):
             yield type(part), repr(part)
         elif id(part) in seen:
             continue
@@ -116,9 +114,9 @@ def _known_alike(assuming: Graph, found: Graph, gradients: set[str]) -> dict[Nod
             continue
         while others and not _are_alike(node, others[0], known):
             copy = others.pop(0)
-            if copy.target not in _COPIES:
+            if copy.target not in traits.COPIES_GRADIENT:
                 return None
-            known[copy] = known[copy.args[_COPIES[copy.target]]]
+            known[copy] = known[copy.args[traits.COPIES_GRADIENT[copy.target]]]
         if not others:
             return None
         known[node] = known[others.pop(0)] = object()

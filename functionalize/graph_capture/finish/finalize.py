@@ -67,8 +67,8 @@ from functionalize.runtime.metadata import (
     frozen_number,
     looked_up,
 )
+from functionalize.runtime.outputs.side_effects import LeftInObjects
 from functionalize.runtime.random_state import sources
-from functionalize.runtime.side_effects import LeftInObjects
 from functionalize.transform.api import tracing_disabled
 from functionalize.transform.context import FunctionalizationContext
 from functionalize.transform.epilogue import Epilogue, Input, WriteBack
@@ -118,7 +118,7 @@ class GraphFinalizer:
         leaves, spec = self.objects.leaves(returned[0])
         references = list(map(self.objects.reference, leaves))
         known = len(self.handles)
-        recipe = None if self.objects.is_tree(returned[0]) else self.objects.recipe(returned[0], "the result")
+        recipe = None if self.objects.is_tree(returned[0]) else self.objects.reconstruction(returned[0], "the result")
         held = left_at_made(self.inputs, self.objects)
         others = [*range(left), *range(known, len(self.handles))]
         drop_unused(self.inputs, self.tracer.graph, self.context, {id(handle) for handle in self.handles})
@@ -177,9 +177,9 @@ class GraphFinalizer:
         joint.find_new_leaves(self.inputs)
         wanted = joint.wanted(self.inputs, analysis, aliases, self.handles, mutations, results)
         if not wanted.targets or not any(entry.edge is not None for entry in self.inputs):
-            untold = self.context.notes.untold(entry.fake for entry in self.inputs)
-            if untold is not None:
-                raise untold  # what the caller gets has gradients all the same, as the inputs that it shows
+            hidden = self.context.notes.hidden_from_autograd(entry.fake for entry in self.inputs)
+            if hidden is not None:
+                raise hidden  # what the caller gets has gradients all the same, as the inputs that it shows
             return None
         self.context.notes.reshapes.lost_views.note_use(self.handles)
         refused = refused_write(self.context, self.inputs, begun, mutations)
@@ -203,7 +203,7 @@ class GraphFinalizer:
         """Have the nodes of all that is an output: the last inputs are lifted now, and keep their numbers."""
         storages = {entry.storage for entry in entries}  # which write-backs may write before an output is made
         for back in backs:
-            for value, _ in back.parts:
+            for value in [part.data for part in back.parts]:
                 self._node(value)
             if back.data is not None:
                 self._values[id(back.input.handle)] = self._node(back.data)
@@ -232,7 +232,7 @@ class GraphFinalizer:
 
     def _write_back(self, back: WriteBack, layouts: InputLayouts, seen: set[int]) -> InputMutation:
         handle, layout = back.input.handle, None
-        nodes = [(self._node(value), path) for value, path in back.parts]
+        nodes = [(self._node(part.data), part.path) for part in back.parts]
         if back.data is not None:
             nodes.append((self._values[id(handle)], ()))
         number = self._numbers.get(id(handle))

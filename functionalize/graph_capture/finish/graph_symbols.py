@@ -42,9 +42,9 @@ def symbol_sources(
     ]
     outputs = [(a.result, a.layout) for a in aliases if a.result is not None and not a.layout.static]
     sources = SymbolSources(tuple(inputs), tuple(numbers), tuple(outputs))
-    untold = sources.untold(read[0], [*read[1], *asserted])
-    nodes = [(symbol_node_of(tracer, symbol), symbol) for symbol in untold]
+    unlearned = sources.unlearned(read[0], [*read[1], *asserted])
+    nodes = [(symbol_node_of(tracer, symbol), symbol) for symbol in unlearned]
     computed = [(results.add(node, OutputKind.USER_OUTPUT), s) for node, s in nodes if node is not None]
     sources = replace(sources, computed=tuple(computed))
-    told = sources.told if asserted else set()
-    return replace(sources, asserted=tuple(one for one in asserted if one.free_symbols <= told))
+    learned = sources.learned if asserted else set()
+    return replace(sources, asserted=tuple(one for one in asserted if one.free_symbols <= learned))

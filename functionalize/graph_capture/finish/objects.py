@@ -4,7 +4,7 @@ A call makes again what holds a tensor or a number of the program's, and what no
 objects that it changed refers to: that, the program made. Any other object was there before, or is kept elsewhere
 (by a cache, say), and is given as it is. Who refers to whom is asked of the garbage collector.
 
-Invariant: an object that is met twice has one recipe. Limits: what is made inside and can only be told by its
+Invariant: an object that is met twice has one reconstruction. Limits: what is made inside and can only be told by its
 class's hidden state is refused; classes that are made inside are those of the capture.
 """
 
@@ -28,10 +28,10 @@ from functionalize.errors import UnsupportedProgramError
 from functionalize.graph_capture.refusals import iterators
 from functionalize.graph_capture.trace.numbers.texts import MARK, Texts
 from functionalize.graph_capture.trace.patched_type_checks import of_python
-from functionalize.python_state.decompose import anatomy_of, attributes_of, key_name
-from functionalize.python_state.reconstruct import NumberRef, ObjectRef, Recipe, TensorRef
+from functionalize.python_state.decompose import Part, attributes_of, decompose, key_name
+from functionalize.python_state.reconstruct import NumberRef, ObjectRef, Reconstruction, TensorRef
 from functionalize.python_state.refused_objects import refuse_tensor
-from functionalize.python_state.traversal_rules import OPAQUE, behind, key_behind
+from functionalize.python_state.traversal_rules import OPAQUE, SCALARS, behind, key_behind
 
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 # Entered: functions have variables, sizes have symbols, and a class may be made inside.
@@ -41,7 +41,6 @@ _WHOLE = (
     *(kind for kind in OPAQUE if kind not in _ENTERED),
     *(types.CodeType, types.FrameType, types.TracebackType),
 )
-_SCALARS = (int, float, complex, str, bytes)
 # What pytrees are made of, if they are these very types.
 _TREES = frozenset({tuple, list, dict, OrderedDict, defaultdict, deque})
 TEXT = "FakeTensor(..."  # how torch writes a tensor of a capture
@@ -63,22 +62,22 @@ class ObjectGraph:
         self._anew: dict[int, bool] = {}  # of what was looked at
         self._before: set[int] = set()  # what containers held before, where the program left something
         self._towards: dict[int, Any] = {}  # what leads to a tensor
-        self._recipes: dict[int, Recipe] = {}
+        self._reconstructions: dict[int, Reconstruction] = {}
         self._kept: list[Any] = []  # so that no identity is used again
-        self._pending: list[tuple[list[Any], Sequence[tuple[str, Any]], str]] = []
+        self._pending: list[tuple[list[Any], Sequence[Part], str]] = []
         self.texts: Texts | None = None  # that the program keeps in logs
 
-    def look(self, known: Mapping[int, tuple[int, int]], substitutes: Collection[int], roots: Roots) -> None:
+    def look(self, walked: Mapping[int, tuple[int, int]], substitutes: Collection[int], roots: Roots) -> None:
         """Find out what is to be made again.
 
-        ``known``: by identity, objects that were walked before the program ran: of which walk, which one.
+        ``walked``: by identity, objects that were walked before the program ran: of which walk, which one.
         ``substitutes``: the identities of tensors that stand for those of the program's state, where these are.
         ``roots``: containers in which the program left something, each with the identities of what it held before.
         Nothing else of ours may refer to what it left.
         """
-        self._known, self._looked = known, True
+        self._known, self._looked = walked, True
         self._before = set[int]().union(*(before for _, before in roots))
-        references = _References(known)
+        references = _References(walked)
         references.follow(roots)
         held = references.held()
         towards = references.towards(held, substitutes)
@@ -88,7 +87,7 @@ class ObjectGraph:
 
     def is_reached(self, value: Any) -> bool:
         """Whether an object can be reached from what the program returns, or is left where it was not."""
-        return id(value) in self._anew or id(value) in self._recipes
+        return id(value) in self._anew or id(value) in self._reconstructions
 
     def number(self, tensor: torch.Tensor) -> int:
         """The number of a tensor that the caller will get, the next one for a new tensor."""
@@ -137,21 +136,21 @@ class ObjectGraph:
     def _is_one_object(self, value: Any, met: set[int]) -> bool:
         """Whether a container has to be a certain object: one that was there, is left somewhere, or was met already."""
         key = id(value)
-        again = key in met or key in self._recipes
+        again = key in met or key in self._reconstructions
         met.add(key)
         return again or not (isinstance(value, tuple) or (key not in self._known and self._anew.get(key, True)))
 
-    def recipe(self, value: Any, path: str) -> Any:
+    def reconstruction(self, value: Any, path: str) -> Any:
         """How a call makes a value; the value itself where it gives that. ``path``: what messages call it.
 
         Raises:
             UnsupportedProgramError: the program made it, and it cannot be made again.
         """
-        found = self._part(value, path)
+        described = self._part(value, path)
         while self._pending:
             taken, parts, path = self._pending.pop()
             taken.extend([self._part(part, f"{path}{step}") for step, part in parts])
-        return found
+        return described
 
     def _part(self, value: Any, path: str) -> Any:
         if isinstance(value, torch.Tensor):
@@ -161,12 +160,12 @@ class ObjectGraph:
             return NumberRef(len(self.symbols) - 1)
         if isinstance(value, str) and self.texts is not None and MARK.search(value):
             return self.texts.recipe(value, lambda number: self._part(number, path))
-        known = self._known.get(id(value))
-        if known is not None:
-            return ObjectRef(*known)
+        number = self._known.get(id(value))
+        if number is not None:
+            return ObjectRef(*number)
         value = of_python(value)
-        if id(value) in self._recipes:
-            return self._recipes[id(value)]
+        if id(value) in self._reconstructions:
+            return self._reconstructions[id(value)]
         self._refuse_part(value, path)
         if not self._is_anew(value):
             return value
@@ -175,12 +174,12 @@ class ObjectGraph:
             raise self._refusal(kind, path if kind is value else f"the class of {path}")
         if kind is value:
             return value
-        anatomy = anatomy_of(value)
-        if anatomy is None:
+        parts = decompose(value)
+        if parts is None:
             raise self._refusal(value, path)
         self._kept.append(value)
-        made = self._recipes[id(value)] = Recipe(anatomy.new, anatomy.fill)
-        self._pending += [(made.rest, anatomy.rest, path), (made.first, anatomy.first, path)]
+        made = self._reconstructions[id(value)] = Reconstruction(parts.new, parts.fill)
+        self._pending += [(made.rest, parts.rest, path), (made.first, parts.first, path)]
         return made
 
     def _refuse_part(self, value: Any, path: str) -> None:
@@ -192,7 +191,7 @@ class ObjectGraph:
         _refuse_text(value, path)
 
     def _is_anew(self, value: Any) -> bool:
-        """Whether a call has to make it; what was not looked at was there, or is a part that was made for a recipe."""
+        """Whether a call has to make it; what was not looked at was there, or is a part of a reconstruction."""
         if id(value) in self._before and id(value) not in self._anew:
             return self._is_of_capture(value)
         return self._anew.get(id(value), self._looked and not (_is_whole(value) or _is_old_class(value)))
@@ -297,8 +296,8 @@ class _References:
         """Whether it is another one in each call."""
         if isinstance(value, (FakeTensor, *SYMBOLS)):
             return True
-        known = self._known.get(id(value))
-        return known is not None and known[0] == _ARGUMENTS
+        number = self._known.get(id(value))
+        return number is not None and number[0] == _ARGUMENTS
 
     def held(self) -> set[int]:
         """The nodes that something else refers to, or that can be reached from such."""
@@ -307,12 +306,12 @@ class _References:
         del self.nodes[0]
         alone = counts.pop(0)
         pending = [key for key, count in counts.items() if count - alone > self._counts[key]]
-        found = set(pending)
+        held = set(pending)
         while pending:
-            new = [key for key in self._edges.get(pending.pop(), ()) if key in self.nodes and key not in found]
-            found.update(new)
+            new = [key for key in self._edges.get(pending.pop(), ()) if key in self.nodes and key not in held]
+            held.update(new)
             pending += new
-        return found
+        return held
 
     def towards(self, held: Collection[int], substitutes: Collection[int]) -> dict[int, Any]:
         """The nodes from which something of the program's can be reached, each with what leads there.
@@ -325,13 +324,13 @@ class _References:
         for key, edges in self._edges.items():
             for other in edges:
                 sources[other].append(key)
-        given = {key for key in self._ours if key in self._known or key in substitutes}
-        found = self._leading([value for key, value in self._ours.items() if key not in given], sources, {})
-        found = self._leading([self._ours[key] for key in given], sources, found, held)
-        return self._leading(self._walked.values(), sources, found, self.nodes)
+        standing = {key for key in self._ours if key in self._known or key in substitutes}
+        leading = self._leading([value for key, value in self._ours.items() if key not in standing], sources, {})
+        leading = self._leading([self._ours[key] for key in standing], sources, leading, held)
+        return self._leading(self._walked.values(), sources, leading, self.nodes)
 
     def _leading(
-        self, to: Iterable[Any], sources: Mapping[int, list[int]], found: dict[int, Any], but: Collection[int] = ()
+        self, to: Iterable[Any], sources: Mapping[int, list[int]], leading: dict[int, Any], but: Collection[int] = ()
     ) -> dict[int, Any]:
         """``but``: these only if they are tuples."""
         pending = deque(to)
@@ -340,11 +339,11 @@ class _References:
             new = [
                 key
                 for key in sources.get(id(value), ())
-                if key not in found and (key not in but or isinstance(self.nodes[key], tuple))
+                if key not in leading and (key not in but or isinstance(self.nodes[key], tuple))
             ]
-            found |= dict.fromkeys(new, value)
+            leading |= dict.fromkeys(new, value)
             pending += [self.nodes[key] for key in new]
-        return found
+        return leading
 
 
 def _content(container: Any) -> list[Any]:
@@ -359,15 +358,15 @@ def _referents(value: Any) -> list[Any]:
     if isinstance(value, types.FunctionType):
         parts = (value.__closure__, value.__defaults__, value.__kwdefaults__, vars(value))
         return [part for part in parts if part]
-    found = gc.get_referents(value)
+    referents = gc.get_referents(value)
     if type(value) is weakref.ref or type(value) in weakref.ProxyTypes:
-        found += [one for one in [behind(value)] if one is not None]
-    return found
+        referents += [shown for shown in [behind(value)] if shown is not None]
+    return referents
 
 
 def _is_whole(value: Any) -> bool:
     """Whether a value is given as it is: no number or text, unless somebody gave it attributes."""
-    return isinstance(value, _WHOLE) and (not isinstance(value, _SCALARS) or not attributes_of(value))
+    return isinstance(value, _WHOLE) and (not isinstance(value, SCALARS) or not attributes_of(value))
 
 
 def _is_old_class(value: Any) -> bool:

@@ -288,7 +288,7 @@ def _is_leaf(tensor: torch.Tensor) -> bool:
 def _covers(root: torch.Tensor, view: torch.Tensor) -> bool:
     """Whether a view can be made of a copy of its root: the root has all of its elements, each at its own place."""
     base, layout = Layout.of(root), Layout.of(view)
-    if base.key == layout.key:
+    if base.matches(layout):
         return True
     if not (base.static and layout.static):
         return view is root or (base.contiguous and _is_whole(root))

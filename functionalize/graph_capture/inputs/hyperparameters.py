@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from functionalize.errors import UnsupportedProgramError
-from functionalize.python_state.assignments import assigned
+from functionalize.python_state.code_names import assigned
 from functionalize.python_state.containers import SetItems, Variable, entry, place_of, unchanged, write
 from functionalize.python_state.slots import NUMBERS, NumberSlot, Slot, is_number
 from functionalize.python_state.traversal_rules import key_behind
@@ -52,7 +52,6 @@ class ChangingNumbers:
         self._expects = True
         self.tied: list[tuple[Setting, Setting]] = []  # further places of lists of the last capture, and the first
         self.follows_steps = False  # whether schedules are stepped in the graph, and not by calls
-        self.merges_steps = False  # and then all ways at once
         self.converts = True  # whether `float` and `int` give symbols
         self._constant: set[str] = set()  # of which the program asks what only numbers of Python's can do
 
@@ -74,18 +73,6 @@ class ChangingNumbers:
         except BaseException:
             self.converts = True
             raise
-
-    @contextlib.contextmanager
-    def merging(self, merges: bool) -> Iterator[None]:
-        """While schedules may be stepped in the graph, all ways at once: calls go on to step them by themselves."""
-        before = self.follows_steps
-        self.merges_steps, self.follows_steps = merges, before or merges
-        try:
-            yield
-        finally:
-            self.merges_steps = False
-            if merges:
-                self.follows_steps = before
 
     def expect(self, paths: Iterable[str]) -> None:
         """Have numbers be inputs that have not changed yet."""
@@ -136,8 +123,6 @@ class ChangingNumbers:
         """Those but for further places of lists, which are tied to the first."""
         first = dict[int, Setting]()
         self.tied = []
-        if self.merges_steps:  # what is exported has numbers alone: two places may hold one list at times
-            return list(taken)
         for one in taken:
             before = first.setdefault(id(one.value), one) if type(one.value) is list else one
             if before is not one:

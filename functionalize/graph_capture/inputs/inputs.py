@@ -166,7 +166,6 @@ class ProgramInputs:
         follows_steps = numbers is None or numbers.follows_steps
         self.schedules = Schedules(StateWalk() if follows_steps else self.state)
         self.schedules.leave_out(self.settings)
-        self.merges_steps = numbers is not None and numbers.merges_steps
         taken: set[str] = set()
         state, user = list(self._state(taken)), list(self._user(taken))
         if numbers is not None and not any(isinstance(entry.value, FakeTensor) for entry in (*state, *user)):

@@ -26,9 +26,6 @@ from functionalize.python_state.code_names import (
     Names,
     bound_by_name,
     catches,
-    is_installed,
-    is_of_torch_or_python,
-    is_own,
     layers,
     names_in,
     variables,
@@ -36,8 +33,8 @@ from functionalize.python_state.code_names import (
 )
 from functionalize.python_state.containers import ABSENT, Variable, place_of, read
 from functionalize.python_state.methods import Methods, functions_in
-from functionalize.python_state.snapshot import PLAIN
-from functionalize.python_state.traversal_rules import is_entered, of_proxy
+from functionalize.python_state.ownership import is_installed, is_of_torch_or_python, is_own
+from functionalize.python_state.traversal_rules import PLAIN, is_entered, of_proxy
 from functionalize.python_state.walk import StateWalk, is_module
 from functionalize.runtime.calls.program import CapturedProgram
 from functionalize.runtime.guards.python_guards import Settings, hooks_of
@@ -86,18 +83,18 @@ class ProgramCode:
     def note(self, function: Any) -> Names:
         """A function that the program may run; what its code does by names."""
         self.all.add(function.__code__)
-        found = names_in(function.__code__)
-        self.names.update(found.all)
-        for name in _BUILTINS.intersection(found.loaded) | (_ASKED - _BUILTINS).intersection(found.all):
+        names = names_in(function.__code__)
+        self.names.update(names.all)
+        for name in _BUILTINS.intersection(names.loaded) | (_ASKED - _BUILTINS).intersection(names.all):
             self.asking[name][id(function.__globals__)] = function.__globals__
-        calls = not CONVERSIONS.keys().isdisjoint(found.loaded)
+        calls = not CONVERSIONS.keys().isdisjoint(names.loaded)
         writes = any(isinstance(constant, str) and "%" in constant for constant in function.__code__.co_consts)
         if (calls or writes) and not is_of_torch_or_python(str(function.__module__)):
             self.converting[id(function)] = function
         if is_own(function.__module__ or ""):
             self.catches = self.catches or catches(function.__code__)
             self.decisive[id(function), 0] = function.__qualname__, function, _OF_FUNCTIONS
-        return found
+        return names
 
 
 class Follower:
@@ -137,9 +134,9 @@ class Follower:
 
     def follow_found(self) -> None:
         """Follow what the objects run that were found on the way: of modules the methods that any code names."""
-        known = -1
-        while known < len(self.code.all):
-            known = len(self.code.all)
+        count = -1
+        while count < len(self.code.all):
+            count = len(self.code.all)
             self._follow_objects()
             for path, module in self._held.items():
                 for variable in [*variables_of_module(module, path, [*self.code.names], set())]:
@@ -232,9 +229,9 @@ class Follower:
         if issubclass(kind, enum.Enum):
             self._open_members(kind)
             return
-        for one in kind.__mro__:
-            if is_own(one.__module__):
-                self._state.open(one, one.__qualname__)
+        for base in kind.__mro__:
+            if is_own(base.__module__):
+                self._state.open(base, base.__qualname__)
 
     def _open_members(self, kind: type[enum.Enum]) -> None:
         """Enter what the members of an enumeration hold, where that is more than a name and a plain value."""
@@ -250,7 +247,7 @@ class Follower:
         functions = list(layers(func))
         names = list(map(self.code.note, functions))
         self._logs.meet_functions(functions)
-        marks = any(one.gives_attributes for one in names)
+        marks = any(code.gives_attributes for code in names)
         own = any(is_own(function.__module__) for function in functions)
         for keywords in bound_by_name(func):
             self._state.watch(keywords, "keywords")
@@ -304,5 +301,5 @@ def reached(func: Any) -> dict[str, Any]:
     """Modules and optimizers that a function reaches through its variables, by name."""
     state = StateWalk()
     Follower(func, state)
-    found = {slot.path: slot.get() for slot in state.entered if not slot.held}
-    return {path: value for path, value in found.items() if isinstance(value, (torch.nn.Module, torch.optim.Optimizer))}
+    held = {slot.path: slot.get() for slot in state.entered if not slot.held}
+    return {path: value for path, value in held.items() if isinstance(value, (torch.nn.Module, torch.optim.Optimizer))}

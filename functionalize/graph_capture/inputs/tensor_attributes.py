@@ -23,10 +23,10 @@ from functionalize.errors import UnsupportedProgramError
 from functionalize.graph_capture.inputs.inputs import TracedInput
 from functionalize.graph_capture.refusals.changed_lines import LineWanted
 from functionalize.python_state.containers import ABSENT
-from functionalize.python_state.snapshot import VALUES
+from functionalize.python_state.traversal_rules import PLAIN_BASES
 from functionalize.runtime.guards.tensors import IDENTITY, AskedAttribute
 
-_UNCHANGING = (*VALUES, enum.Enum, type, types.FunctionType, types.BuiltinFunctionType)
+_UNCHANGING = (*PLAIN_BASES, enum.Enum, type, types.FunctionType, types.BuiltinFunctionType)
 _OF_TORCH = ("_is_param", "_is_buffer")  # what `isinstance` asks for the classes of parameters and buffers
 
 

@@ -57,6 +57,6 @@ def can_be_view(entry: TracedInput) -> bool:
 def view_of(root: torch.Tensor, layout: Layout) -> torch.Tensor:
     """A view of a root with a layout, by plain views where there are such."""
     base, made = Layout.of(root), root
-    for op, args, _ in route(base, layout) or ():
-        made = op(made, *args)
+    for step in route(base, layout) or ():
+        made = step.op(made, *step.args)
     return view_at(root, base, layout) if made is root else made

@@ -13,7 +13,7 @@ from typing import Any
 
 from functionalize.call_stack import Location, is_of_program, user_location
 from functionalize.errors import UnsupportedProgramError
-from functionalize.python_state.code_names import is_library_file, is_of_python
+from functionalize.python_state.ownership import is_library_file, is_of_python
 
 
 class LineWanted(Exception):

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 
 from functionalize.call_stack import is_of_program
-from functionalize.python_state.assignments import CONSTRUCTORS
-from functionalize.python_state.code_names import instructions, is_library_file, is_own
+from functionalize.python_state.code_names import CONSTRUCTORS, instructions
 from functionalize.python_state.containers import SlotsOf, Variable, place_of
+from functionalize.python_state.ownership import is_library_file, is_own
 from functionalize.python_state.slots import Slot
 from functionalize.python_state.walk import StateWalk
 

@@ -1,10 +1,11 @@
 """Schedulers of learning rates that a program steps: a call steps them itself, once all else is done.
 
-What torch's schedulers do is Python's arithmetic on Python's numbers, and each way that their code goes would be one
-more program. So a capture notes the steps and does none of them, and no guard knows what schedulers hold.
+A scheduler computes with Python numbers, and each path of its code would be one more variant of the program. So a
+capture records that a scheduler is stepped, and does not step it; guards do not compare what schedulers hold.
 
-Invariant: a program that reads or writes what a scheduler holds, or a rate after a step, is captured again, with the
-code of the steps followed. Limits: torch's own schedulers, of rates that are no tensors, without the user's functions.
+Invariant: a program that reads or writes what a scheduler holds, or reads a rate after a step, is captured again, and
+the code of the step is traced like the program's own. Limits: torch's own schedulers, of rates that are not tensors,
+without the user's functions; the code of others is traced.
 """
 
 from __future__ import annotations
@@ -13,17 +14,20 @@ import contextlib
 import functools
 import inspect
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.optim import lr_scheduler as schedulers
 
 from functionalize._torch.symbols.tracing import SYMBOLS
+from functionalize.call_stack import Location, user_location
+from functionalize.graph_capture.inputs.watched_state import WatchedState
 from functionalize.python_state.containers import copy_of, unchanged, write
 from functionalize.python_state.walk import StateWalk
 from functionalize.runtime.guards.python_guards import Settings, is_whole
-from functionalize.runtime.side_effects import ScheduleStep
+from functionalize.runtime.outputs.side_effects import ScheduleStep
 
 _CLASSES = [value for value in vars(schedulers).values() if inspect.isclass(value)]
 KINDS: frozenset[Any] = frozenset(kind for kind in _CLASSES if issubclass(kind, schedulers.LRScheduler))
@@ -33,6 +37,16 @@ _PLAIN = frozenset({*_NUMBERS, str, type(None)})
 
 class NumberRead(BaseException):
     """A program reads what a step changes: no error of its own, which it could catch."""
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A step that the program does: what its scheduler was given, and where."""
+
+    scheduler: Any
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    line: Location
 
 
 class Schedules:
@@ -88,10 +102,10 @@ class Schedules:
 class ScheduleSteps:
     """The steps of one run of a program."""
 
-    def __init__(self, state: StateWalk, schedules: Schedules) -> None:
-        self._state, self._schedules = state, schedules
+    def __init__(self, watched: WatchedState, schedules: Schedules) -> None:
+        self._watched, self._state, self._schedules = watched, watched.walk, schedules
         self._thread = threading.get_ident()
-        self._stepped: list[tuple[Any, list[Any], dict[str, Any]]] = []  # a scheduler, and what its step was given
+        self._steps: list[_Step] = []
         self._places: list[tuple[Any, Any, Any]] = []  # containers and keys, what is to be there again
         self._contents: dict[int, tuple[Any, Any]] = {}  # containers that steps read, as they were when these began
         self._unread = _Unread()
@@ -121,14 +135,19 @@ class ScheduleSteps:
 
     def described(self, recipe: Callable[[Any, str], Any]) -> tuple[ScheduleStep, ...]:
         """What a call has to do. ``recipe``: how it makes a value."""
-        numbers = {id(item): number for number, item in enumerate(self._state.seen)} if self._stepped else {}
+        numbers = {id(item): number for number, item in enumerate(self._state.seen)} if self._steps else {}
 
         def made(value: Any) -> Any:
             return recipe(value, "an argument of a scheduler")
 
         return tuple(
-            ScheduleStep(numbers[id(scheduler)], tuple(map(made, args)), {n: made(one) for n, one in named.items()})
-            for scheduler, args, named in self._stepped
+            ScheduleStep(
+                number=numbers[id(step.scheduler)],
+                args=tuple(map(made, step.args)),
+                kwargs={name: made(value) for name, value in step.kwargs.items()},
+                line=str(step.line),
+            )
+            for step in self._steps
         )
 
     def _noting(self, step: Callable[..., Any]) -> Callable[..., Any]:
@@ -140,14 +159,15 @@ class ScheduleSteps:
                 return step(scheduler, *args, **kwargs)
             self._check()
             self._hide(touched)
-            self._stepped.append((scheduler, list(map(_kept, args)), {n: _kept(one) for n, one in kwargs.items()}))
+            kept = {name: _kept(value) for name, value in kwargs.items()}
+            self._steps.append(_Step(scheduler, list(map(_kept, args)), kept, user_location()))
             return None
 
         return noting
 
     def _hide(self, containers: Sequence[Any]) -> None:
         """Have nobody read the numbers in some containers from now on."""
-        begun = dict(zip(self._state.containers, self._state.begun, strict=True))
+        begun = dict(zip(self._state.containers, self._watched.begun, strict=True))
         for container in containers:
             for key, value in list(container.items()) if isinstance(container, dict) else ():
                 if type(value) is not _Unread and _is_plain(value):

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from functionalize.errors import UnsupportedProgramError
-from functionalize.python_state.code_names import is_own
+from functionalize.python_state.ownership import is_own
 
 _STARTS = tuple(name for name in ("_start_new_thread", "_start_joinable_thread") if hasattr(threading, name))
 

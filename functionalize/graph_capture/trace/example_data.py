@@ -23,7 +23,7 @@ from functionalize._torch.dispatch import identity_of, kernels_alone
 from functionalize._torch.symbols.tracing import nodes_in_use
 from functionalize.errors import UnsupportedProgramError
 from functionalize.ops import tables
-from functionalize.runtime.graphs.view_reads import UNCOPIED, reads_views
+from functionalize.runtime.graphs.view_reads import reads_views, uncopied
 from functionalize.runtime.random_state import RandomState, anew, generator_of, source_of
 
 _FEW = 64  # so many values are kept without asking whether they are used
@@ -139,8 +139,9 @@ class ExampleData:
             return _with_data(attrgetter(str(node.target))(self._tracer.root), node)
         args, kwargs = map_arg((node.args, node.kwargs), self._values.__getitem__)
         views = map_arg((node.args, node.kwargs), lambda arg: self._views.get(arg, self._values[arg]))
-        if node.target in UNCOPIED:  # which others read as a call has it
-            self._views[node] = UNCOPIED[node.target](*views[0], **views[1])
+        view = uncopied(node.target)
+        if view is not None:  # which others read as a call has it
+            self._views[node] = view(*views[0], **views[1])
         elif not self._views.keys().isdisjoint(node.all_input_nodes) and reads_views(
             node.target, *views, node.meta.get("val")
         ):

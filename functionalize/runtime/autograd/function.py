@@ -26,6 +26,7 @@ import torch
 
 from functionalize._torch import storage_key
 from functionalize._torch.autograd import SavedTensor, is_batch_of_gradients, keeps_graph, make_saved_tensor
+from functionalize.aliasing.geometry import Layout
 from functionalize.aliasing.strided_layout import has_strides, tensor_at
 from functionalize.runtime.autograd.joint import ForwardCall, Orders, called, tangent_name
 from functionalize.runtime.guards.sizes import Sizes
@@ -169,8 +170,7 @@ def _with_storage(tensor: torch.Tensor) -> torch.Tensor:
     storage = tensor.untyped_storage()
     if tensor.layout is not torch.strided or storage.nbytes() == tensor.numel() * tensor.itemsize:
         return tensor.clone()
-    where = tensor.size(), tensor.stride(), tensor.storage_offset()
-    copied: torch.Tensor = InMemory.apply(tensor, tensor_at(storage.clone(), where, tensor.dtype))  # type: ignore[no-untyped-call]
+    copied: torch.Tensor = InMemory.apply(tensor, tensor_at(storage.clone(), Layout.of(tensor)))  # type: ignore[no-untyped-call]
     return copied
 
 

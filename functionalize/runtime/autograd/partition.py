@@ -18,6 +18,7 @@ from torch.fx.node import map_arg
 from functionalize._torch import OpOverload, pytree
 from functionalize._torch.autograd import default_partition_fn, partitioning
 from functionalize.ops import tables
+from functionalize.ops.variants import view_of
 from functionalize.reachability import nodes_behind
 from functionalize.runtime.autograd.joint import ForwardCall, JointGraph
 from functionalize.runtime.random_state import is_random
@@ -261,18 +262,8 @@ def _views_for_copies(graph: Graph) -> dict[Any, Any]:
     twins: dict[Any, Any] = {}
     views = {node.target for node in graph.nodes}
     for node in graph.nodes:
-        view = _view_of(node.target) if node.op == "call_function" else None
+        view = view_of(node.target) if node.op == "call_function" else None
         if view is not None and view not in views:
             twins[view] = node.target
             node.target = view
     return twins
-
-
-def _view_of(op: Any) -> Any:
-    """The view op whose copying twin an op is, if it is one."""
-    base, _, overload = op.name().partition(".") if isinstance(op, OpOverload) else ("", "", "")
-    if not base.endswith("_copy"):
-        return None
-    view = f"{base.removesuffix('_copy')}{'.' if overload else ''}{overload}"
-    known = view in tables.known_ops() and tables.row(tables.overload(view)).copy == op.name()
-    return tables.overload(view) if known else None

@@ -42,7 +42,7 @@ from functionalize.runtime.metadata import (
     OutputAlias,
     ProgramMetadata,
 )
-from functionalize.runtime.side_effects import Walked
+from functionalize.runtime.outputs.side_effects import Walked
 
 aten = torch.ops.aten
 _OF_INPUTS = frozenset({AliasKind.VIEW_OF_INPUT, AliasKind.VIEW_OF_OLD_STORAGE, AliasKind.VIEW_OF_NEW_STORAGE})
@@ -258,7 +258,7 @@ class _Ending:
         whole = torch.empty(room, dtype=torch.uint8, device=values[0].device).untyped_storage()
         found = {}
         for (number, alias), layout, value in zip(members, layouts, values, strict=True):
-            made = tensor_at(whole, (layout.size, layout.stride, layout.offset), layout.dtype)
+            made = tensor_at(whole, layout)
             with torch.no_grad():
                 copy_into(with_lazy_bits(made, layout), value)
             known = replace(alias, own_gradient=alias.requires_grad and value.requires_grad)
@@ -279,7 +279,6 @@ def _view_at(tensor: torch.Tensor, alias: OutputAlias, base: Layout, layout: Lay
 
 def _remade(tensor: torch.Tensor, inference: bool) -> torch.Tensor:
     """A tensor in the same place of the same memory that is an inference tensor, or none."""
-    where = tensor.size(), tensor.stride(), tensor.storage_offset()
+    layout = Layout.of(tensor)
     with torch.inference_mode(inference):
-        made = tensor_at(tensor.untyped_storage(), where, tensor.dtype)
-        return with_lazy_bits(made, Layout.of(tensor))
+        return with_lazy_bits(tensor_at(tensor.untyped_storage(), layout), layout)

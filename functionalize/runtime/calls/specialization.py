@@ -46,7 +46,7 @@ from functionalize.runtime.guards.modes import set_modes
 from functionalize.runtime.guards.replaced_objects import ReplacedObjects
 from functionalize.runtime.guards.sizes import Sizes, no_sizes
 from functionalize.runtime.metadata import ProgramMetadata
-from functionalize.runtime.random_state import RandomState, Seed, sources
+from functionalize.runtime.random_state import RandomState, sources
 
 _NUMBERS = itertools.count()  # of specializations, as they are made
 # Captures a program for arguments, for so many derivatives, and, if given, the way of some answers to its decisions.
@@ -93,17 +93,10 @@ class Capture:
     convention: CallingConvention
     modes_left: Mapping[str, Any]  # modes that the program leaves changed
     tree: CallTree  # of the arguments
-    seed: Seed | None  # what the program sets torch's generators to
     original: Callable[..., Any]  # the program itself
     catches: bool  # whether code of its own catches errors
     converts: bool  # whether `float` and `int` of data-dependent numbers decided nothing
     unread: Sequence[Callable[[], Any]]  # draw numbers of Python's or NumPy's generators that nobody looks at
-
-    @property
-    def set_in_torch(self) -> dict[str, Any]:
-        """What the program sets in torch itself, by name: no graph can."""
-        what, value = "seed of torch generators", None if self.seed is None else self.seed.number
-        return {**self.modes_left, **({} if self.seed is None else {what: "what it was" if value is None else value})}
 
 
 def _answers_by_line(known: Sequence[Decision], asked: Sequence[Decision]) -> Answers:
@@ -285,8 +278,7 @@ class Specialization:
         """
         random = self._random_state(inputs) if self.capture.catches else RandomState()
         try:
-            with contextlib.nullcontext() if self.capture.seed is None else self.capture.seed.set():
-                return self._computed_as_decided(inputs, arguments)
+            return self._computed_as_decided(inputs, arguments)
         except Diverged:
             raise
         except Exception as error:
@@ -309,7 +301,7 @@ class Specialization:
         """Whether a call that fails may be run once more: it acts on nothing, and has no random numbers to put back."""
         capture = self.capture
         acts = self._draws or self.metadata.graph.acts
-        return capture.seed is None and not capture.unread and not (capture.catches and acts)
+        return not capture.unread and not (capture.catches and acts)
 
     def _computed_as_decided(self, inputs: Sequence[Any], arguments: CallArguments) -> Computed:
         compute_all = functools.partial(self._computed, inputs, arguments)

@@ -17,40 +17,17 @@ from torch.fx import Graph, GraphModule, Node
 
 from functionalize._torch import OpOverload, pytree
 from functionalize._torch.dispatch import direct_call
+from functionalize.ops import traits
+from functionalize.ops.variants import in_place_of, offset_argument, written_view
 from functionalize.runtime.decisions import Decision, with_assertions, with_checks
 from functionalize.runtime.graphs.view_reads import have_read_views
 from functionalize.runtime.metadata import InputMutation, InputRef, NewStorage, ProgramMetadata
 
 aten = torch.ops.aten
 
-# Ops that write a part of a copy of their first argument, and how the same is done in place.
-IN_PLACE: dict[Any, Any] = {
-    aten.index_copy.default: aten.index_copy_.default,
-    aten.index_put.default: aten.index_put_.default,
-    aten.index_add.default: aten.index_add_.default,
-    aten.index_fill.int_Scalar: aten.index_fill_.int_Scalar,
-    aten.scatter.src: aten.scatter_.src,
-    aten.scatter.value: aten.scatter_.value,
-    aten.scatter_add.default: aten.scatter_add_.default,
-    aten.masked_fill.Scalar: aten.masked_fill_.Scalar,
-}
-# Ops that copy a value into a view of a copy: the view's op takes what follows the value.
-VIEW_OF: dict[Any, Any] = {
-    aten.slice_scatter.default: aten.slice.Tensor,
-    aten.select_scatter.default: aten.select.int,
-    aten.diagonal_scatter.default: aten.diagonal.default,
-}
-
-# Ops that take a place in a storage, and which argument it is.
-_PLACES: dict[Any, int] = {
-    aten.as_strided.default: 3,
-    aten.as_strided_copy.default: 3,
-    aten.as_strided_scatter.default: 4,
-}
-
 
 def reinplace(graph: Graph, root: torch.nn.Module, metadata: ProgramMetadata) -> GraphModule | None:
-    """The graph with writes in place where they can be; None where none can. The inputs must share no memory."""
+    """The graph with writes in place where possible; None where it stays as it is. Inputs must not share memory."""
     chains = _chains(graph, metadata)
     if not chains:
         return None
@@ -74,15 +51,20 @@ def _chains(graph: Graph, metadata: ProgramMetadata) -> list[Node]:
     order = {node: number for number, node in enumerate(graph.nodes)}
     found = []
     for node in graph.nodes:
-        base: Any = node.args[0] if node.target in IN_PLACE or node.target in VIEW_OF else None
+        base: Any = node.args[0] if _writes_part(node.target) else None
         if base in memory and node not in own and _reads_last(node, base, order):
             found.append(node)
             memory.add(node)
     return found
 
 
+def _writes_part(op: Any) -> bool:
+    """Whether an operator copies its first argument and writes a part of the copy, as it could in place."""
+    return op in traits.WRITES_PART or written_view(op) is not None
+
+
 def _reads_last(node: Node, base: Node, order: dict[Node, int]) -> bool:
-    """Whether nothing reads the memory of a scatter's base afterwards, and the scatter as its base alone."""
+    """Whether the scatter is the last to read the memory of its base, and reads it only as its base."""
     shared = _views_of(base)
     arguments = pytree.tree_leaves(([*node.args[1:]], node.kwargs))
     if any(isinstance(arg, Node) and arg in shared for arg in arguments):
@@ -96,7 +78,7 @@ def _reads_last(node: Node, base: Node, order: dict[Node, int]) -> bool:
 
 def _is_addressed(node: Node) -> bool:
     """Whether a node goes by places of a storage: that of an input begins elsewhere than that of a result."""
-    place = _PLACES.get(node.target)
+    place = offset_argument(node.target)
     return place is not None and (len(node.args) > place or "storage_offset" in node.kwargs)
 
 
@@ -115,11 +97,12 @@ def _write_in_place(graph: Graph, node: Node) -> None:
     """Have a scatter write in its base's memory; the base stands for the result."""
     base, *args = node.args
     with graph.inserting_before(node):
-        if node.target in IN_PLACE:
-            graph.call_function(IN_PLACE[node.target], node.args, node.kwargs)
+        view = written_view(node.target)
+        if view is None:
+            graph.call_function(in_place_of(node.target), node.args, node.kwargs)
         else:
-            view = graph.call_function(VIEW_OF[node.target], (base, *args[1:]))
-            graph.call_function(aten.copy_.default, (view, args[0]))
+            part = graph.call_function(view, (base, *args[1:]))
+            graph.call_function(aten.copy_.default, (part, args[0]))
     node.replace_all_uses_with(base)  # type: ignore[arg-type]
     graph.erase_node(node)
 

@@ -1,7 +1,7 @@
 """What a call reads in views where its graph has copies of these: without the copies, and with the bits of eager.
 
-A kernel goes through elements as they lie in memory. In which order it adds them up, and whether it takes them eight at
-a time, tells in the last bit: so what eager reads in a view, as `silu(x[..., :n])`, a call reads there.
+A kernel goes through elements in the order of memory. The order of its additions, and whether it takes eight elements
+at a time, shows in the last bit: what eager reads in a view, as `silu(x[..., :n])`, a call reads there.
 
 Invariant: each node has the value and the strides that it has in the graph. Limits: sizes that are integers, but for
 products of matrices and reductions; not of what the graph writes in place.
@@ -18,55 +18,43 @@ from torch.fx.node import map_arg
 
 from functionalize._torch import OpOverload, pytree
 from functionalize._torch.elementwise import is_laid_out_alike
+from functionalize.ops import traits
+from functionalize.ops.variants import view_of
 
 aten = torch.ops.aten
 
-# Copies of views, and what gives the same elements, in a view where it can.
-UNCOPIED: dict[Any, Any] = {
-    aten.t_copy.default: aten.t.default,
-    aten.transpose_copy.int: aten.transpose.int,
-    aten.permute_copy.default: aten.permute.default,
-    aten.expand_copy.default: aten.expand.default,
-    aten.unsqueeze_copy.default: aten.unsqueeze.default,
-    aten.squeeze_copy.dim: aten.squeeze.dim,
-    aten.squeeze_copy.dims: aten.squeeze.dims,
-    aten.select_copy.int: aten.select.int,
-    aten.slice_copy.Tensor: aten.slice.Tensor,
-    aten.view_copy.default: aten.reshape.default,
-}
-# Ops whose results have the same strides, whatever strides their arguments have: products of matrices, reductions.
-LAID_OUT_ALIKE = frozenset(
-    {
-        *(aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default, aten.mv.default),
-        *(aten.dot.default, aten.sum.default, aten.sum.dim_IntList, aten.mean.default, aten.mean.dim),
-        *(aten.amax.default, aten.amin.default, aten.var.correction, aten.std.correction),
-        *(aten.linalg_vector_norm.default, aten.logsumexp.default),
-    }
-)
 _UNKNOWN: Any = object()
+
+
+def uncopied(op: Any) -> Any:
+    """What gives the elements that an operator copies, in a view where it can; None where it is not such a copy."""
+    if op not in traits.READABLE_AS_VIEW:
+        return None
+    return aten.reshape.default if op is aten.view_copy.default else view_of(op)
 
 
 def reads_views(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], made: Any) -> bool:
     """Whether an operator takes views among its arguments as well; ``made``: what it makes of copies of them."""
-    if op in LAID_OUT_ALIKE:
+    if op in traits.IGNORES_STRIDES:
         return True
     return isinstance(op, OpOverload) and is_laid_out_alike(op, args, kwargs, made)
 
 
 def have_read_views(graph: Graph) -> None:
     """Have what reads copies of views read the views, as it does in eager, where that gives results laid out alike."""
-    views, lie = dict[Node, Node](), _Lie()
+    views, layouts = dict[Node, Node](), ViewLayouts()
     written = {_root(node.args[0]) for node in graph.nodes if _writes(node.target)}
     for node in list(graph.nodes):
         if node.op != "call_function":
             continue
-        if node.target in UNCOPIED and _root(node) not in written:
+        view = uncopied(node.target)
+        if view is not None and _root(node) not in written:
             with graph.inserting_after(node):
                 args, kwargs = map_arg((node.args, node.kwargs), lambda arg: views.get(arg, arg))
-                views[node] = graph.call_function(UNCOPIED[node.target], args, kwargs)
+                views[node] = graph.call_function(view, args, kwargs)
                 views[node].meta = node.meta
-            lie.as_view(node)
-        elif not views.keys().isdisjoint(node.all_input_nodes) and lie.read(node):
+            layouts.as_view(node)
+        elif not views.keys().isdisjoint(node.all_input_nodes) and layouts.read(node):
             node.args, node.kwargs = map_arg((node.args, node.kwargs), lambda arg: views.get(arg, arg))
     for pair in reversed(views.items()):
         for node in pair:
@@ -80,13 +68,13 @@ def _writes(op: Any) -> bool:
 
 def _root(node: Any) -> Any:
     """What a node shows a part of, or would if it copied nothing."""
-    while isinstance(node, Node) and (node.target in UNCOPIED or getattr(node.target, "is_view", False)):
+    while isinstance(node, Node) and (node.target in traits.READABLE_AS_VIEW or getattr(node.target, "is_view", False)):
         node = node.args[0]
     return node
 
 
-class _Lie:
-    """How the tensors of a graph lie in memory: what copies a view as the view."""
+class ViewLayouts:
+    """The layouts of a graph's tensors: a copy of a view has that of the view."""
 
     def __init__(self) -> None:
         self._found: dict[Node, Any] = {}
@@ -94,11 +82,11 @@ class _Lie:
     def as_view(self, node: Node) -> None:
         args, kwargs = map_arg((node.args, node.kwargs), self._of)
         known = not any(one is _UNKNOWN for one in pytree.tree_leaves((args, kwargs)))
-        self._found[node] = UNCOPIED[node.target](*args, **kwargs) if known else _UNKNOWN
+        self._found[node] = uncopied(node.target)(*args, **kwargs) if known else _UNKNOWN
 
     def read(self, node: Node) -> bool:
         """Whether a node takes views."""
-        if node.target in LAID_OUT_ALIKE:
+        if node.target in traits.IGNORES_STRIDES:
             return True
         if not isinstance(node.target, OpOverload) or torch.Tag.pointwise not in node.target.tags:
             return False

@@ -7,7 +7,7 @@ lines compare objects by identity.
 from __future__ import annotations
 
 import types
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import partial, reduce
@@ -18,34 +18,47 @@ import torch
 
 from functionalize.errors import InputMismatchError, NumberMismatchError, StateMismatchError
 from functionalize.python_state.buffers import ARRAYS, held_by
-from functionalize.python_state.containers import CodeOf, SetItems, Variable, cell_content, place_of, read, unchanged
+from functionalize.python_state.containers import (
+    CodeOf,
+    SetItems,
+    Variable,
+    cell_content,
+    copy_of,
+    place_of,
+    read,
+    unchanged,
+)
+from functionalize.python_state.decompose import (
+    ATTRIBUTES_OF_MODULES,
+    HOOKS_OF_MODULES,
+    Comparison,
+    decomposition_of,
+    entries_of,
+    items_of,
+)
 from functionalize.python_state.reconstruct import TensorRef
 from functionalize.python_state.slots import is_number
 from functionalize.python_state.snapshot import (
     DEPTH,
     EMPTY,
-    NOT_ENTERED,
-    PLAIN,
-    VALUES,
     Content,
     EnteredObject,
     frozen,
-    holds_the_same,
     inside,
-    parts,
     same,
     without,
 )
-from functionalize.python_state.traversal_rules import key_behind, keys_of
-from functionalize.python_state.walk import HOOKS_OF_MODULES, StateWalk, containers_inside, joined
+from functionalize.python_state.traversal_rules import PLAIN, key_behind, keys_of
+from functionalize.python_state.walk import StateWalk, containers_inside, joined
 from functionalize.runtime.guards.compiled import FunctionWriter
 from functionalize.runtime.guards.guard import WHEN, CallInputs, FastCode, Guard, GuardKind, mismatch, words
 from functionalize.runtime.metadata import OutputAlias, ProgramMetadata
-from functionalize.runtime.side_effects import SideEffect
+from functionalize.runtime.outputs.side_effects import SideEffect
 
-_OF_MODULES = frozenset(torch.nn.Module().__dict__) - {"training", *HOOKS_OF_MODULES}
+_OF_MODULES = ATTRIBUTES_OF_MODULES - {"training", *HOOKS_OF_MODULES}
 LENGTH = object()  # in the place of a key: how many entries a container has
 ORDER = object()  # likewise: its keys, one after the other
+_NEVER_CHANGED = {Comparison.VALUE, Comparison.EQUALITY, Comparison.IDENTITY}  # inside, to a program
 _EMPTY_IS_FALSE = (dict, OrderedDict, list)  # asked so, they take a third of the time that their length takes
 _CHANGES_IT = (
     "the program changes it, and supports only the value from the capture: restore that value, or capture again"
@@ -239,16 +252,6 @@ class Settings(GuardKind):
         ]
         return kept
 
-    def changed_inside(self) -> Setting | None:
-        """The first that holds something else than it did, though nothing else was put in its place."""
-        memo = dict(self.apart)
-        for setting in self.found:
-            if type(setting.content) is Content and not holds_the_same(setting.value, setting.content):
-                now = self.read(setting.container, setting.key)
-                if now is setting.value and not same(frozen(now, memo), setting.content):
-                    return setting
-        return None
-
     def compares(self, container: Any, key: Any) -> bool:
         """Whether a value of Python state counts."""
         same_place = (row for row in self.found if row.container is container)
@@ -300,27 +303,26 @@ class _ContainerContents:
 
     def add(self, value: Any, depth: int = DEPTH) -> None:
         """Note what the containers that a value consists of hold."""
-        if issubclass(type(value), (*VALUES, *NOT_ENTERED)) or callable(value) or id(value) in self._seen or not depth:
+        comparison = decomposition_of(type(value)).comparison
+        if comparison in _NEVER_CHANGED or id(value) in self._seen or not depth:
             return
         self._seen.add(id(value))
         array = held_by(value, ARRAYS)
         if array is not None:
             self._arrays.append((value, array))
             return
-        held = value if isinstance(value, (list, dict, set, deque)) else getattr(value, "__dict__", None)
-        if held is not None and not held:
-            self.empty.append(held)
-        elif held is not None:
-            self._containers.append((held, list(held) if isinstance(held, (list, set, deque)) else dict(held)))
-        for item in parts(value)[1]:
+        for container, _ in entries_of(value):
+            if container:
+                self._containers.append((container, copy_of(container)))
+            else:
+                self.empty.append(container)
+        for item in items_of(value).values:
             self.add(item, inside(value, depth))
 
     def changed(self) -> bool:
         """Whether some container may hold something else."""
-        return not all(
-            set(content) == container if isinstance(container, set) else unchanged(container, content)
-            for container, content in self._containers
-        ) or any(held_by(array, ARRAYS) != content for array, content in self._arrays)
+        contents = any(not unchanged(container, content) for container, content in self._containers)
+        return contents or any(held_by(array, ARRAYS) != content for array, content in self._arrays)
 
 
 def _shown_empty(container: Any, key: Any, value: Any) -> Any:

@@ -1,7 +1,7 @@
 """Recurrent layers on fake tensors of a GPU, by the operator of cuDNN that torch calls for them.
 
-torch looks up at which addresses the weights lie, which fake tensors do not have. cuDNN wants them in one buffer, in an
-order of its own: that in which the weights lie, once `flatten_parameters` has put them there. Others the operator puts
+torch looks up the addresses of the weights, which fake tensors do not have. cuDNN wants them in one buffer, in an
+order of its own: that of the weights once `flatten_parameters` has put them there. Others the operator puts
 together at each call, and warns that it does, as in eager.
 
 Invariant: each gives what torch's kernel gives. Limits: layers that drop out between one another are refused.
@@ -72,7 +72,7 @@ def layers(
 
 
 def _joined(weights: Sequence[Tensor]) -> Tensor | None:
-    """The weights in one buffer, as they lie in theirs; None if they lie apart."""
+    """The weights in one buffer, in the order of theirs; None if they are in several."""
     count: Any = weights[0].untyped_storage().nbytes() // weights[0].itemsize
     end: Any = 0
     parts = list[Tensor]()

@@ -77,5 +77,5 @@ IN_EAGER: Mapping[Any, Call] = {
     **{call: _interpolated(call) for call in INTERPOLATIONS},
     MARGIN_LOSS: _in_eager(MARGIN_LOSS),
 }
-# By what public name these are called: the functions, as they are to run with the mode on that looks up the above.
+# The public functions that call these, which run with the mode that looks up the above.
 OPENED: Mapping[Any, Call] = {function: _unasked(function) for function in (interpolate, multilabel_margin_loss)}

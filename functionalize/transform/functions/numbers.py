@@ -31,7 +31,7 @@ _NUMBERS = (int, float, *SYMBOLS)
 
 
 class Conversions:
-    """Of data-dependent numbers, where Python or C++ take plain ones alone: to symbols, or to what the data decide."""
+    """Data-dependent numbers, where Python or C++ take only plain ones: as symbols, or as the values of the data."""
 
     count = 0  # how many have given a symbol
     decide = False
@@ -99,7 +99,7 @@ def _new_tensor(self: torch.Tensor, data: Any, **options: Any) -> torch.Tensor:
 
 
 def _are_told_by_data(numbers: Sequence[Any], size: Sequence[int]) -> bool:
-    """Whether all are numbers, or tensors in a list that hold one, and nobody knows some of them yet."""
+    """Whether all are numbers, or tensors in a list that hold one, and some of them are data-dependent."""
     known = [isinstance(number, torch.Tensor) and number.numel() == 1 if size else False for number in numbers]
     told = any(isinstance(number, (*SYMBOLS, FakeTensor)) for number in numbers)
     return told and all(one or isinstance(number, _NUMBERS) for one, number in zip(known, numbers, strict=True))
@@ -125,7 +125,7 @@ def _one_of(number: Any, dtype: torch.dtype, options: Any) -> torch.Tensor:
 
 
 def _flat(data: Any) -> tuple[list[Any], list[int]]:
-    """The numbers of nested lists, and the lists' sizes; none of lists that are ragged or empty."""
+    """The numbers of nested lists, and the lists' sizes; both empty where lists are ragged or empty."""
     if not isinstance(data, (list, tuple)):
         return [data], []
     parts: Sequence[tuple[list[Any], list[int]]] = [_flat(one) for one in data]
@@ -158,20 +158,20 @@ def _batch_norm(
     result = plain(input, *seen, *options, momentum=1.0, **named)
     with torch.no_grad():
         for running, now in zip((running_mean, running_var), seen, strict=True):
-            running.data.copy_(weight * now + (1 - weight) * running)  # no version tells of it, as in eager
+            running.data.copy_(weight * now + (1 - weight) * running)  # without a new version, as in eager
     return result
 
 
 def _indexed(call: Callable[..., Any]) -> Callable[..., Any]:
-    """``tensor[index]``: an integer among the indices that only the data tell is a symbol."""
+    """``tensor[index]``: a data-dependent integer among the indices is a symbol."""
 
     def indexed(tensor: torch.Tensor, index: Any, *value: Any) -> Any:
-        parts = tuple(map(_without_truths, index if type(index) is tuple else (index,)))
+        parts = tuple(map(_without_bools, index if type(index) is tuple else (index,)))
         if type(index) is tuple:
             index = parts = tuple([_as_one(part, tensor.device) for part in parts])
         else:
             index = parts[0]
-        if not any(map(_told_by_data, parts)) or indices_stay_tensors():
+        if not any(map(_is_data_dependent, parts)) or indices_stay_tensors():
             return call(tensor, index, *value)
         counts = [_dims_of(part) for part in parts]
         others = tensor.dim() - sum(count for count in counts if count is not None)
@@ -187,12 +187,12 @@ def _indexed(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _as_one(part: Any, device: torch.device) -> Any:
-    """Positions in a list that only the data tell, as a tensor of them."""
+    """Data-dependent positions in a list, as a tensor of them."""
     listed = isinstance(part, (list, tuple)) and _are_told_by_data(*_flat(part))
     return _tensor_of(torch.tensor)(part, device=device) if listed else part
 
 
-def _without_truths(index: Any) -> Any:
+def _without_bools(index: Any) -> Any:
     """A part of an index with the values of data-dependent bools: they are masks, and no positions."""
     if isinstance(index, slice):
         ends = (index.start, index.stop, index.step)
@@ -212,7 +212,7 @@ def _end(end: Any) -> Any:
     return _read(end)
 
 
-def _told_by_data(index: Any) -> bool:
+def _is_data_dependent(index: Any) -> bool:
     """Whether an index is one integer of the data: a symbol, or a tensor without dimensions."""
     if isinstance(index, torch.SymInt):
         return True
@@ -231,12 +231,12 @@ def _dims_of(index: Any) -> int | None:
 
 
 def _number(index: Any) -> Any:
-    """An index as a number, if it is a tensor that tells one."""
-    return _read(index) if _told_by_data(index) and not isinstance(index, torch.SymInt) else index
+    """An index as a number, if it is a tensor that holds one."""
+    return _read(index) if _is_data_dependent(index) and not isinstance(index, torch.SymInt) else index
 
 
 def _read(index: torch.Tensor) -> Any:
-    """The number of a tensor: one symbol for as long as nothing writes to it."""
+    """The number of a tensor: one symbol until the tensor is written."""
     known = _PLACES.get(index)
     if known is None or known[0] != index._version:
         known = _PLACES[index] = index._version, index.item()
@@ -248,7 +248,7 @@ _PLACES: Any = WeakIdKeyDictionary()
 
 
 def _select(call: Callable[..., Any]) -> Callable[..., Any]:
-    """``select``, of an index that only the data tell."""
+    """``select`` with a data-dependent index."""
 
     def selected(input: torch.Tensor, dim: Any, index: Any) -> Any:
         return call(input, dim, _number(index))
@@ -302,7 +302,7 @@ def _matmul(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _MATMULS = (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.Tensor.__rmatmul__, torch.linalg.matmul)
-SPELT_OUT: dict[Any, Callable[..., Any]] = {
+DECOMPOSED: dict[Any, Callable[..., Any]] = {
     torch.Tensor.__int__: _integer,
     **dict.fromkeys((torch.Tensor.__bool__, torch.Tensor.is_nonzero, torch.is_nonzero), _truth),
     torch.broadcast_tensors: _broadcast,

@@ -1,7 +1,7 @@
 """``nn.TransformerEncoder`` in inference: eager computes on nested tensors, and what is padded is zero in the end.
 
 Where a mode is active, torch keeps to padded tensors, and to what its layers give for the padding. It asks
-``torch.overrides.has_torch_function`` once nothing else speaks against nested ones. There we have the last layer give
+``torch.overrides.has_torch_function`` once all else allows nested ones. There we have the last layer give
 zeros: what the layers give for the rest is the same both ways.
 
 Invariant: the modules have no hook of ours when a call ends. Limits: what Dynamo compiles keeps to padded tensors, in

@@ -2,7 +2,7 @@
 
 torch's kernels read the batch of each step off the data. Here these are numbers that the program asks for.
 
-Invariant: each gives what torch's kernel gives. Limits: plain layers, none that is quantized.
+Invariant: each gives what torch's kernel gives. Limits: layers that are not quantized.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _check(steps: Tensor, lengths: list[int]) -> None:
 
 
 def _rows(sizes: Sequence[int], batch: int) -> list[int]:
-    """Where the packed rows lie, the steps of all sequences one after the other."""
+    """The places of the packed rows, the steps of all sequences one after the other."""
     return [step * batch + row for step, size in enumerate(sizes) for row in range(size)]
 
 
@@ -209,7 +209,7 @@ def _of_any_time(
     both: bool,
     batch_first: bool,
 ) -> tuple[Tensor, ...]:
-    """What layers give of sequences of one length, of which only calls tell how long it is."""
+    """What layers give for sequences of one length that differs from call to call."""
     steps = data.transpose(0, 1) if batch_first else data
     layer = functools.partial(scanned, name)
     output, *last = _stacked(layer, steps, given, flat, biases, count, dropout if train else 0.0, both)

@@ -1,6 +1,6 @@
-"""Recurrent layers over a time of which only calls tell how long it is: one scan, and one for its gradients.
+"""Recurrent layers over a time that differs from call to call: one scan, and one for its gradients.
 
-torch takes such layers apart step by step, so that a graph would have as many steps as the example.
+torch decomposes such layers step by step: a graph would have as many steps as the example.
 
 Invariant: a scan computes what torch's kernels compute at each step. Limits: gradients once, not those of gradients.
 """
@@ -48,7 +48,7 @@ def _by_one_kernel(data: Tensor, first: Tensors, weights: Any, backwards: bool) 
 
 
 class _Layer(torch.autograd.Function):
-    """A layer of which the gates that the input adds are there: all its hidden states, its last one, its last cell."""
+    """A layer whose gates have what the input adds: all its hidden states, its last one, its last cell."""
 
     @staticmethod
     def forward(ctx: Any, name: str, gates: Tensor, hidden: Tensor, bias: Any, projection: Any, *first: Tensor) -> Any:

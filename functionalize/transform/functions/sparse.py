@@ -1,4 +1,4 @@
-"""What tells the elements of a sparse tensor, where only the data tell how many there are: by operators of a graph.
+"""The elements of a sparse tensor, if their number is data-dependent: by operators of a graph.
 
 Torch's own methods answer with Python's numbers, or ask for them.
 
@@ -46,4 +46,4 @@ _ANSWERS: Mapping[str, Callable[[torch.Tensor], Any]] = {
     "values": _of_coalesced("values", aten._values.default),
 }
 ELEMENTS: Mapping[Any, Callable[[torch.Tensor], Any]] = {OF_ELEMENTS[name]: give for name, give in _ANSWERS.items()}
-"""What each method gives of a tensor without known elements."""
+"""What each method gives for a tensor without known elements."""

@@ -47,18 +47,18 @@ Generators = dict[int, list["weakref.ref[torch.Generator]"]]
 
 
 class Reshapes:
-    """The tensors whose metadata changed in place, of which autograd may know what they were before."""
+    """The tensors whose metadata changed in place, and that autograd may remember as they were."""
 
     def __init__(self) -> None:
         self.any = False  # whether one that requires gradients is among them, or came to, or had such a view
         self.replaced: set[int] = set()  # by identity, those whose data were replaced afterwards
         self.lost_views = LostViews()
         self.lines: dict[int, Location | None] = {}  # likewise, those that were changed, and the lines
-        self._untold: dict[int, Location | None] = {}  # likewise, those changed where gradients are off, and the lines
+        self._hidden: dict[int, Location | None] = {}  # likewise, those changed where gradients are off, and the lines
         self._first: dict[int, tuple[int, Layout]] = {}  # likewise, where these were before that: storage and layout
         self._held: dict[int, torch.Tensor] = {}  # by identity; held, so that no other has it
         self._again: set[int] = set()  # likewise, those changed more than once
-        # By storage, tensors that require gradients and whose data lie, or lay, there, before or since `.data =`.
+        # By storage, tensors that require gradients and whose data are, or were, there, before or since `.data =`.
         self._moved: dict[int, list[torch.Tensor]] = {}
 
     def note(self, handle: torch.Tensor, views: Sequence[torch.Tensor]) -> None:
@@ -83,12 +83,12 @@ class Reshapes:
             self._note_moved(handle, (before.base.key, key))
         moved = key != before.base.key and same(now.size, before.layout.size)
         if not (moved and same(now.stride, before.layout.stride)):
-            self._untold.setdefault(id(handle), user_location())
+            self._hidden.setdefault(id(handle), user_location())
             self.lost_views.note_silent(handle)
         first_key, first = self._first.setdefault(id(handle), (before.base.key, before.layout))
         if key == first_key and now.key == first.key and self.lost_views.note_return(handle):
             del self._first[id(handle)]
-            self._untold.pop(id(handle), None)
+            self._hidden.pop(id(handle), None)
 
     def note_data(self, handle: torch.Tensor, source: torch.Tensor) -> None:
         """Note that a handle gets the data of another one by `.data =`."""
@@ -103,24 +103,24 @@ class Reshapes:
             self._moved.setdefault(key, []).append(handle)
 
     def moved(self, base: Base) -> Sequence[torch.Tensor]:
-        """The tensors whose data lie, or lay, in a storage, and were replaced by `.data =`."""
+        """The tensors whose data are, or were, in a storage, and were replaced by `.data =`."""
         return self._moved.get(base.key, ())
 
-    def untold(self, inputs: Iterable[torch.Tensor]) -> UnsupportedMutationError | None:
-        """Why autograd outside of the program would not hear of an input's new metadata as it did inside."""
+    def hidden_from_autograd(self, inputs: Iterable[torch.Tensor]) -> UnsupportedMutationError | None:
+        """Why autograd outside of the program would not see an input's new metadata as it did inside."""
         for fake in inputs:
-            if id(fake) in self._untold:
+            if id(fake) in self._hidden:
                 return UnsupportedMutationError(
                     "the size or strides of an input that requires gradients change in place (t_, squeeze_, `.data "
                     "=`, ...) with grad mode off",
                     why="autograd does not record the change, and computes a gradient for the old size and strides",
                     hint="change it with grad mode on, or change a detached tensor",
-                    at=self._untold[id(fake)],
+                    at=self._hidden[id(fake)],
                 )
         return None
 
     def told_at_once(self, handle: torch.Tensor) -> bool:
-        """Whether autograd outside of the program hears of one change of metadata, where eager's hears of several."""
+        """Whether autograd outside of the program sees one change of metadata where eager's sees several."""
         return id(handle) in self._again and handle.requires_grad
 
     def close(self) -> None:
@@ -132,13 +132,13 @@ class Reshapes:
 
 
 class Questions:
-    """What a program asked its tensors of which others like them may say otherwise: each of the tensor that was asked.
+    """What a program asked its tensors and other tensors may answer differently: each question with the tensor.
 
     Inputs live as long as the program runs. So what was asked of a tensor that it made is, by the identity of that
     tensor or of its memory, never taken for a question about an input.
     """
 
-    _OF_MEMORY = frozenset({OFFSET, BEGIN, STORAGE, VERSION, LAYOUT})  # all tensors of a storage tell about one another
+    _OF_MEMORY = frozenset({OFFSET, BEGIN, STORAGE, VERSION, LAYOUT})  # one answer for all tensors of a storage
     _REFUSED = frozenset({VIEW, SILENT_VIEW, LEAF_VIEW, FOLLOWED_VIEW, HOOKS})  # these name the line that asked
 
     def __init__(self) -> None:
@@ -195,17 +195,17 @@ class AutogradNotes:
     """The notes of one call."""
 
     def __init__(self) -> None:
-        # Functions of autograd, and leaves, whose gradients the program changes by hooks, or that lie elsewhere than
+        # Functions of autograd, and leaves, whose gradients the program changes by hooks, or that are elsewhere than
         # the memory that it gave them by `.data =`.
         self.hooked: list[Any] = []
         self.asked = Questions()
-        self.unused: set[int] = set()  # by identity, tensors that the program has asked nothing so far
-        self.hides_writes: bool | None = None  # whether autograd missed some; None: nobody asks
-        self.readdressed: set[int] = set()  # storages of `as_strided` views that autograd may look for elsewhere
+        self.unused: set[int] = set()  # by identity, tensors that the program has not asked so far
+        self.hides_writes: bool | None = None  # whether autograd missed some; None: it is not asked for
+        self.readdressed: set[int] = set()  # storages of `as_strided` views that autograd may expect elsewhere
         self.finds_beyond = False  # whether autograd may find such a part again, outside of the tensor it was taken of
-        self.pieces: set[int] = set()  # by identity, tensors of which several views were made at once
+        self.pieces: set[int] = set()  # by identity, tensors that gave several views at once
         self.reshapes = Reshapes()
-        # Tensors of no trace that were written, with their versions before; None: all may be such, and nobody asks.
+        # Written tensors outside of the trace, with their versions before; None: all may be such, and are not noted.
         self.constants: dict[int, tuple[torch.Tensor, int]] | None = None
         self.generators: Generators = {}
         # Storages of tensors that are views of one another or copies, by the strides of tensors in other storages.
@@ -214,19 +214,19 @@ class AutogradNotes:
         self._outdated: dict[int, weakref.ref[torch.Tensor]] = {}
         # Storages of which `as_strided` took what the tensor does not show, and the lines.
         self._beyond: dict[int, Location | None] = {}
-        # By identity, tensors told to require gradients, and given ones of which gradients are hooked; and whether a
-        # write to one tells whether it is a view, also where it has no others; held, so that no other has the identity.
-        self._told: dict[int, tuple[torch.Tensor, bool]] = {}
+        # By identity, tensors that were set to require gradients, and given ones with hooks on gradients; and whether a
+        # write to one shows whether it is a view, even if it is the only one; held, so that the identity stays theirs.
+        self._requiring: dict[int, tuple[torch.Tensor, bool]] = {}
         self._gradients: dict[int, weakref.ref[torch.Tensor]] = {}  # by identity, what autograd gave
 
     def note_generator(self, generator: Any) -> None:
-        """Note that the program passes a generator, perhaps none, to draw from."""
+        """Note that the program passes a generator, or None, to draw from."""
         if isinstance(generator, torch.Generator):
             self.generators.setdefault(identity_of(generator), []).append(weakref.ref(generator))
 
     def note_required(self, handle: torch.Tensor, beside: Iterable[torch.Tensor]) -> None:
-        """Note that a handle is told to require gradients; ``beside``: the others that have its memory."""
-        self._told.setdefault(id(handle), (handle, False))
+        """Note that a handle is set to require gradients; ``beside``: the others that have its memory."""
+        self._requiring.setdefault(id(handle), (handle, False))
         if any(is_view_to_autograd(other) and autograd_base(other) is handle for other in beside):
             self.asked.add(VIEW, handle)  # to autograd these are views of what the tensor itself may be one of
 
@@ -234,7 +234,7 @@ class AutogradNotes:
         """Note a hook on the gradient of a handle; ``is_given``: whether the program has it from its caller."""
         self.hooked.append(handle.grad_fn or handle)
         if is_given:
-            self._told[id(handle)] = handle, True  # written later, a view gets its gradients past that
+            self._requiring[id(handle)] = handle, True  # written later, a view gets its gradients past that
 
     def note_laid(self, source: torch.Tensor, out: torch.Tensor) -> None:
         """Note a view that would have been a copy, or the reverse, had the tensor other strides."""
@@ -242,13 +242,13 @@ class AutogradNotes:
             self._laid.setdefault(storage, set()).add(storage_key(source))
 
     def note_write(self, handle: torch.Tensor, base: Base) -> None:
-        """Note a write: of what is no tensor of the trace's, or of which autograd does not tell all that share memory.
+        """Note a write to a tensor outside of the trace, or one that autograd does not count for all that share memory.
 
         It does not without grad mode, and where these are no views of one tensor.
         """
         self.reshapes.lost_views.note_write(handle, base)
         self.finds_beyond |= base.key in self._beyond
-        # After a write autograd looks for a view, in what that is a view of, where its data lie now.
+        # After a write autograd expects a view, in its base, where its data are now.
         self.asked.add_all(FOLLOWED_VIEW, map(id, self.reshapes.moved(base)))
         if base.key in self._laid:
             self.asked.add_all(LAYOUT, self._laid[base.key])
@@ -256,18 +256,18 @@ class AutogradNotes:
             self.constants.setdefault(id(handle), (handle, handle._version))
         if handle.requires_grad and len(base.handles) > 1:
             self._note_older_views(handle, base)
-        self._note_told(base)
+        self._note_requiring(base)
         self._note_views_of_leaves(base)
         if self.hides_writes is False:
             told = autograd_base(handle) if torch.is_grad_enabled() and handle.requires_grad else None
             others = (other for ref in base.handles.values() if (other := ref()) is not None)
             self.hides_writes = any(other.requires_grad and autograd_base(other) is not told for other in others)
 
-    def _note_told(self, base: Base) -> None:
-        """Note where memory changes of what was told to require gradients: autograd looks for it where that begins."""
-        there = [other for ref in base.handles.values() if (other := ref()) is not None] if self._told else []
+    def _note_requiring(self, base: Base) -> None:
+        """Note where the memory of a tensor that requires gradients changes: autograd expects it where that begins."""
+        there = [other for ref in base.handles.values() if (other := ref()) is not None] if self._requiring else []
         for other in there:
-            if id(other) in self._told and (len(there) > 1 or self._told[id(other)][1]):
+            if id(other) in self._requiring and (len(there) > 1 or self._requiring[id(other)][1]):
                 self.asked.add(VIEW, other)
                 self.asked.add(SILENT_VIEW, autograd_base(other))
 
@@ -326,12 +326,12 @@ class AutogradNotes:
         if start < first or last < end or between:
             self._beyond.setdefault(base.key, user_location())
 
-    def untold(self, inputs: Iterable[torch.Tensor | None]) -> UnsupportedMutationError | None:
-        """Why autograd, told of inputs' new metadata as a call gives it, would take them for others than eager's."""
+    def hidden_from_autograd(self, inputs: Iterable[torch.Tensor | None]) -> UnsupportedMutationError | None:
+        """Why autograd, with inputs' new metadata as a call gives it, would take them for others than eager's."""
         given = [fake for fake in inputs if fake is not None]
         if any(self.reshapes.told_at_once(fake) and storage_key(fake) in self._beyond for fake in given):
             return self.goes_beyond()
-        return self.reshapes.untold(given)
+        return self.reshapes.hidden_from_autograd(given)
 
     def goes_beyond(self) -> UnsupportedMutationError:
         """The error of a part that autograd may find again, outside of the tensor that it was taken of."""
@@ -348,7 +348,7 @@ class AutogradNotes:
         if source.requires_grad:
             self.pieces.add(id(autograd_base(source)))
 
-    def note_untold(self, handle: torch.Tensor) -> None:
+    def note_hidden_change(self, handle: torch.Tensor) -> None:
         """Note a write of what has no gradient (a comparison in place), which leaves a handle its history."""
         if self.hides_writes is False:
             self.hides_writes = handle.requires_grad
@@ -376,12 +376,12 @@ class AutogradNotes:
             self.hooked += [] if handle.grad_fn is None else [handle.grad_fn]
 
     def note_gradients(self, gradients: Any) -> None:
-        """Note what autograd gave: tensors by their places or names, or nothing."""
+        """Note what autograd gave: tensors by their places or names, or None."""
         found = [one for one in pytree.tree_leaves(gradients) if one is not None]
         self._gradients |= {id(one): weakref.ref(one) for one in found}
 
     def refuse_version_of_gradient(self, tensor: torch.Tensor) -> None:
-        """Raise for a gradient: eager's engine adds them up in place, which is told of no graph's.
+        """Raise for a gradient: eager's engine adds them up in place, and a graph's does not.
 
         Raises:
             UnsupportedProgramError: it is one.
@@ -402,4 +402,4 @@ class AutogradNotes:
         """Drop all tensors: the call has ended."""
         self.hooked.clear()
         self.reshapes.close()
-        self._told.clear()
+        self._requiring.clear()

@@ -4,7 +4,7 @@ Who differentiates the graph would go on there: at `detach`, at views and writes
 and functions of autograd's with a backward of their own.
 
 Invariant: each such place is noted, with the nodes that had the value there, and gradients until then. Limits: of one
-where nodes are not known, or of another graph, as in a body of a higher-order op, it is not told whose gradients end.
+where nodes are unknown, or of another graph, as in a body of a higher-order op, it is unknown whose gradients end.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class EndedGradients:
         values: list[Any] = [handle]
         if view is not None:
             base = view.base
-            values = [base.root.value, base.top.value, *(value for value, _ in base.pending.values())]
+            values = [base.root.value, base.top.value, *(write.value for write in base.pending.values())]
         self.note_values(values, how)
 
     def note_values(self, values: Iterable[Any], how: str) -> None:
@@ -82,7 +82,7 @@ class EndedGradients:
             self.note(handle, f"{function.__name__}.apply")
 
     def note_grad_mode(self) -> None:
-        """Note that grad mode is set. Of a body nobody looks at the nodes that are made without."""
+        """Note that grad mode is set. In a body the nodes that are made without it do not matter."""
         if self._outer is not None:
             self.note_values((), WITHOUT_GRAD_MODE)
 

@@ -1,4 +1,4 @@
-"""Views of which autograd, on fake tensors, would make something else than eager.
+"""Views that autograd, on fake tensors, would replay differently from eager.
 
 When the memory of a view changes, or its metadata or those of what it is a view of, autograd finds its place
 again: of tensors with data by their place, of fake ones by the steps that once led to the view. Where these lead
@@ -36,7 +36,7 @@ class LostViews:
 
     def note_turn(self, handle: torch.Tensor, base: Base) -> None:
         """Note that a fake handle's metadata have changed in place."""
-        told = torch.is_grad_enabled()  # autograd has made a function of it, and knows how the handle itself lies
+        told = torch.is_grad_enabled()  # autograd has made a function of it, and knows the layout of the handle itself
         if told:
             self.note_use([handle])
         if is_view_to_autograd(handle):
@@ -58,7 +58,7 @@ class LostViews:
                 self._look_at(moved, False)
 
     def note_moved(self, handle: torch.Tensor) -> None:
-        """Note that a handle gets other data: autograd looks for it there when what it was a view of is written."""
+        """Note that a handle gets other data: autograd expects it there when its base is written."""
         if isinstance(handle, FakeTensor) and is_view_to_autograd(handle):
             self._moved[id(handle)] = weakref.ref(handle)
 
@@ -69,7 +69,7 @@ class LostViews:
             self._silent.add(id(handle))
 
     def note_return(self, handle: torch.Tensor) -> bool:
-        """Note that it has got those back; whether nothing was computed of it meanwhile, and it is no view."""
+        """Note that it has got those back; whether it was unused meanwhile, and is not a view."""
         is_unused = id(handle) in self._silent
         if is_unused:
             self._silent.remove(id(handle))
@@ -121,4 +121,4 @@ def _sharing(base: Base) -> list[FakeTensor]:
 
 def _leads_elsewhere(view: torch.Tensor) -> bool:
     again = on_handles(view_again, (view, autograd_base(view)), {})
-    return again is None or Layout.of(again).key != Layout.of(view).key
+    return again is None or not Layout.of(again).matches(Layout.of(view))

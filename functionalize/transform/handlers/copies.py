@@ -68,7 +68,7 @@ def reduced(tensor: torch.Tensor, protocol: Any) -> Any:
 
 
 class _InTheSameMemory:
-    """Makes a tensor that lies as another one does, and that autograd knows nothing of."""
+    """Makes a tensor with the layout of another one, unknown to autograd."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor = tensor

@@ -49,7 +49,7 @@ def run(call: WritingCall) -> Any:
 
 
 def undeclared(call: WritingCall) -> Any:
-    """Run an op that does what its schema does not say: in direct use only, as nobody knows what it writes."""
+    """Run an op that does what its schema does not say: in direct use only, as its writes are unknown."""
     if not call.context.executor.observed:
         return call.context.executor.on_handles(call.func, call.args, call.kwargs)
     raise UnsupportedMutationError(
@@ -145,10 +145,10 @@ def _in_graph(call: WritingCall) -> Any:
     targets = {name: handle for w in call.row.written for name, handle in _targets(w.name, named.get(w.name))}
     shared = _shared(context, func, targets, named)
     lists = [named[w.name] for w in call.row.written if w.is_list and named.get(w.name) is not None]
-    if shared or any(item is None for items in lists for item in items):  # `auto_functionalized` takes none without
+    if shared or any(item is None for items in lists for item in items):  # `auto_functionalized` needs a tensor
         return call.returned(_with_bases(call, named, targets, shared))
     results = auto_functionalized(func, **{name: _values(context, arg) for name, arg in named.items()})
-    count = len(func._schema.returns) or 1  # a None stands for no return at all
+    count = len(func._schema.returns) or 1  # without returns it gives one None
     written = [value for result in results[count:] for value in (result if isinstance(result, list) else [result])]
     for handle, value in zip(targets.values(), filter(lambda value: value is not None, written), strict=True):
         context.write(handle, value)

@@ -27,6 +27,7 @@ from functionalize._torch import (
 from functionalize.aliasing.geometry import same
 from functionalize.aliasing.tensor_queries import tensor_leaves
 from functionalize.errors import UnsupportedMutationError, UnsupportedProgramError
+from functionalize.ops import traits
 from functionalize.transform.context import FunctionalizationContext
 from functionalize.transform.epilogue import Epilogue
 
@@ -102,7 +103,7 @@ def run(context: FunctionalizationContext, func: Any, args: Sequence[Any], kwarg
             return leaf
         return _entering(context, leaf) if direct else context.body(leaf, Frame(func))
 
-    if func in _OF_ROWS and not direct:
+    if func in traits.MAPS_ROWS and not direct:
         (body,), operands = _without_numbers(args[:1], args[-1])
         args = (body, *args[1:-1], operands)
     call_args, call_kwargs = pytree.tree_map(prepared, (tuple(args), kwargs))
@@ -129,7 +130,7 @@ def _cond(context: FunctionalizationContext, func: Any, args: Any) -> Any:
     def attempt(given: Sequence[int]) -> Any:
         frames = [Frame(func, operands, given) for _ in (yes, no)]
         bodies = [context.body(body, frame) for body, frame in zip((yes, no), frames, strict=True)]
-        pred_value, *values = context.values_of([pred, *operands], {})[0]
+        pred_value, *values = context.values_of([pred, *operands], {}).args
         leaves = pytree.tree_leaves(func(pred_value, *bodies, values))
         one, other = (frame.strides for frame in frames)
         for index in range(len(one) if len(one) == len(other) else 0):
@@ -151,7 +152,7 @@ def _while_loop(context: FunctionalizationContext, func: Any, args: Any) -> Any:
         frame = Frame(func, operands, given)
         pure_condition = context.body(condition, Frame(func))
         pure_body = context.body(body, frame)
-        values = context.values_of(operands, {})[0]
+        values = context.values_of(operands, {}).args
         slots = [values[position] for position in given]
         first = [aten.ones.default([], dtype=torch.bool)] if any(position < count for position in given) else []
         width = count + len(slots)
@@ -184,7 +185,7 @@ def _while_loop(context: FunctionalizationContext, func: Any, args: Any) -> Any:
 def _without_numbers(bodies: Sequence[Function], operands: Sequence[Any]) -> tuple[list[Function], tuple[Any, ...]]:
     """Bodies that know the plain numbers among their last operands, and the operands that are left.
 
-    Dynamo passes sizes that it has seen to differ: here they are known, and no input of a body's graph.
+    Dynamo passes sizes that it has seen to differ: here they are known, and not inputs of a body's graph.
     """
     known = {n: operand for n, operand in enumerate(operands) if isinstance(operand, (int, float))}
     if not known:
@@ -202,9 +203,6 @@ def _without_numbers(bodies: Sequence[Function], operands: Sequence[Any]) -> tup
     return list(map(knowing, bodies)), tuple(operand for n, operand in enumerate(operands) if n not in known)
 
 
-_OF_ROWS = frozenset(  # their first argument is a body, whose last operands are the last argument
-    getattr(torch.ops.higher_order, name) for name in ("map_impl", "scan", "associative_scan")
-)
 _WITH_WRITES: dict[Any, Function] = {
     torch.ops.higher_order.cond: _cond,
     torch.ops.higher_order.while_loop: _while_loop,

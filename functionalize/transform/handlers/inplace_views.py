@@ -20,7 +20,7 @@ aten = torch.ops.aten
 
 
 def new_size(func: Any, args: Sequence[Any]) -> tuple[Any, ...] | None:
-    """The size that a resize gives; None of other ops."""
+    """The size that a resize gives; None for other ops."""
     if func is aten.resize_.default:
         return tuple(args[1])
     return tuple(args[1].size()) if func is aten.resize_as_.default else None

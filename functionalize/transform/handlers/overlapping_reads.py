@@ -3,8 +3,8 @@
 A kernel that writes an element before it has read it, at another position, reads what it wrote. Whether it does so
 depends on sizes, devices and threads, and eager's own check misses it where one of the tensors has gaps.
 
-Invariant: tensors of other storages cost nothing. Limits: where sizes come from data, an overlap that nobody can
-know of is taken for none.
+Guarantees: tensors of other storages are not compared. Limits: an overlap that depends on data-dependent sizes is not
+seen.
 """
 
 from __future__ import annotations
@@ -19,30 +19,13 @@ from functionalize._torch import hint_of, on_handles, unbacked
 from functionalize.aliasing.geometry import Layout, hint, same, size_hint
 from functionalize.aliasing.overlap import disjoint, disjoint_guarded, meets_elsewhere, repeats_part
 from functionalize.errors import UnsupportedMutationError, name_of
-from functionalize.ops import tables
+from functionalize.ops import tables, traits
 from functionalize.ops.calls import declared
 from functionalize.ops.tables import Kind
 from functionalize.transform.context import FunctionalizationContext
 from functionalize.transform.writing_call import Operand, WritingCall
 
 aten = torch.ops.aten
-
-# Ops by elements that have no tag which says so.
-_BY_ELEMENTS = frozenset({aten.bernoulli_.Tensor, aten.copy_.default, aten.masked_fill_.Tensor})
-# Their kernels take the value out of its tensor, or copy it, before they write.
-_READS_VALUE_FIRST = frozenset({aten.fill_.Tensor, aten.index_fill_.int_Tensor, aten.masked_fill_.Tensor})
-# Of an element and itself they compute the element, whatever it is.
-_KEEPS_EQUALS = frozenset(
-    {aten.bitwise_and_, aten.bitwise_or_, aten.clamp_max_, aten.clamp_min_, aten.copy_}
-    | {aten._foreach_clamp_max_, aten._foreach_clamp_min_, aten._foreach_copy_}
-    | {aten._foreach_maximum_, aten._foreach_minimum_}
-)
-_KEEPS_EQUAL_TRUTHS = frozenset({aten.logical_and_, aten.logical_or_})
-# With their first argument as `out=` they read what they wrote; others that are not by elements do not, or copy first.
-_READS_AGAIN = frozenset(
-    {aten.avg_pool2d, aten.avg_pool3d, aten.bmm, aten.dot, aten.linalg_ldl_solve, aten.linalg_solve_triangular}
-    | {aten.linear, aten.max_pool2d_with_indices, aten.max_pool3d_with_indices, aten.mm, aten.mv, aten.ormqr, aten.vdot}
-)
 
 
 def refuse(call: WritingCall) -> None:
@@ -59,7 +42,7 @@ def refuse(call: WritingCall) -> None:
 def _is_read_first(call: WritingCall, target: Operand, other: Operand) -> bool:
     """Whether all of an argument is read before something is written."""
     if other.name == "value":
-        return call.func in _READS_VALUE_FIRST
+        return call.func in traits.READS_VALUE_FIRST
     masks = call.func is aten.index_put_.default and other.name == "indices"
     if not masks or other.tensor.dtype not in (torch.bool, torch.uint8):
         return False  # masks become positions, unless they are those of `masked_fill_`
@@ -70,13 +53,17 @@ def _depends_on_order(call: WritingCall, target: Operand, other: Operand) -> boo
     """Whether what is written depends on whether an element of the other operand is read, or written, before it."""
     to, source = Layout.of(target.tensor), Layout.of(other.tensor)
     variant = tables.overload(call.row.functional) if call.row.functional else call.func
-    by_elements = torch.Tag.pointwise in variant.tags or call.func in _BY_ELEMENTS or call.written[0].is_list
+    by_elements = (
+        torch.Tag.pointwise in variant.tags or call.func in traits.WRITES_BY_ELEMENT or call.written[0].is_list
+    )
     if by_elements and not other.written:
         expanded = _expanded(source, to)
         if expanded is None or _in_one_place(to, expanded):
             return False  # sizes that do not fit are an error of the op
         packet = call.func.overloadpacket
-        keeps = packet in _KEEPS_EQUALS or (packet in _KEEPS_EQUAL_TRUTHS and to.dtype is source.dtype is torch.bool)
+        keeps = packet in traits.KEEPS_EQUAL or (
+            packet in traits.KEEPS_EQUAL_BOOLS and to.dtype is source.dtype is torch.bool
+        )
         if keeps and repeats_part(to, expanded):
             return False
 
@@ -86,7 +73,9 @@ def _depends_on_order(call: WritingCall, target: Operand, other: Operand) -> boo
         return _holds(call.context, moves, (target, other), (to, expanded))
     if not other.written and _in_one_place(to, source):
         first = next(iter(declared(call.func))) == other.name
-        return not first or call.func.overloadpacket in _READS_AGAIN or torch.Tag.reduction in variant.tags
+        return (
+            not first or call.func.overloadpacket in traits.READS_WHAT_IT_WROTE or torch.Tag.reduction in variant.tags
+        )
     return _holds(call.context, lambda there, read: not disjoint(there, read), (target, other), (to, source))
 
 
@@ -134,9 +123,9 @@ def _holds(
 ) -> bool:
     """Whether something holds of two layouts that makes them meet, for the sizes of this trace.
 
-    If it does not, it must not for other sizes: that the layouts are apart becomes a guard, or else the sizes do. Of
-    sizes that come from data nothing is asked: there it holds where one layout is a part of the other, or as far from
-    it as is known.
+    If it does not, it must not for other sizes: that the layouts are disjoint becomes a guard, or else the sizes do.
+    Data-dependent sizes are not asked: there it holds where one layout is a part of the other, and does not hold where
+    the two are disjoint as far as is known.
     """
     target, source = layouts
     symbols = [*target.symbols, *source.symbols]

@@ -22,10 +22,10 @@ from functionalize._torch import decide_ones, on_handles, pytree
 from functionalize.aliasing.geometry import hint
 from functionalize.aliasing.tensor_queries import is_contiguous, same_strides, tensor_leaves
 from functionalize.aliasing.view_rules import Value
+from functionalize.ops import traits
 from functionalize.ops.calls import draws
 from functionalize.transform.context import FunctionalizationContext
 from functionalize.transform.handlers.strides import (
-    BIASES,
     all_laid_out,
     contiguous,
     empty_in_order,
@@ -36,56 +36,48 @@ from functionalize.transform.writing_call import Kwargs
 
 aten = torch.ops.aten
 
-# Random ops of one tensor whose results have its shape, element by element.
-_CONTIGUOUS = frozenset({aten.bernoulli.default, aten.bernoulli.p})  # whatever their argument's strides are
-_READING = _CONTIGUOUS | {aten.native_dropout.default}
-_FILLING = frozenset(
-    {aten.cauchy.default, aten.exponential.default, aten.geometric.default, aten.log_normal.default}
-    | {aten.normal_functional.default, aten.uniform.default, aten.rand_like.default, aten.randn_like.default}
-    | {aten.randint_like.default, aten.randint_like.low_dtype}
-    | {aten.random.default, aten.random.to, getattr(aten.random, "from")}
-)
-
 
 def compute(context: FunctionalizationContext, op: Any, args: Sequence[Any], kwargs: Kwargs, *, writes: bool) -> Any:
-    """Results, as values, of an op on handles; None where the op on values draws in eager's order, or does not draw.
+    """Results, as values, of an op on handles; None where the op on values draws in eager's order or does not draw.
 
-    ``writes`` tells whether the op stands for one that writes its first argument.
+    ``writes``: whether the op stands for one that writes its first argument.
     """
     if not draws(op, args, kwargs):
         return None
-    if kwargs.get("memory_format") not in (None, torch.preserve_format) or (op in _CONTIGUOUS and not writes):
+    if kwargs.get("memory_format") not in (None, torch.preserve_format) or (
+        op in traits.DRAWS_CONTIGUOUSLY and not writes
+    ):
         return None
     handles, call = list(tensor_leaves(args, kwargs)), context.executor.call
-    if op not in _READING | _FILLING or len(handles) != 1:
+    if op not in traits.DRAWS_BY_ELEMENT | traits.DRAWS_TO_FILL or len(handles) != 1:
         return _laid_out(context, op, args, kwargs)
     handle = handles[0]
     order = order_of(context, handle)
     back = sorted(range(len(order)), key=order.__getitem__)
     if op is aten.normal_functional.default and _is_large_with_gaps(handle, order):
         return _one_after_another(call, handle, order, *args[1:], **kwargs)
-    longer = [dim for dim in order if hint(handle.size(dim)) != 1]  # the others say nothing of the order
+    longer = [dim for dim in order if hint(handle.size(dim)) != 1]  # the others do not matter for the order
     in_order = longer == sorted(longer)
     value = context.value(handle)
-    if is_contiguous(value) if in_order else op not in _CONTIGUOUS and same_strides(value, handle):
+    if is_contiguous(value) if in_order else op not in traits.DRAWS_CONTIGUOUSLY and same_strides(value, handle):
         return None
-    if op in _READING:  # the elements in the order of the handle's storage
+    if op in traits.DRAWS_BY_ELEMENT:  # the elements in the order of the handle's storage
         substitute = contiguous(context, call(aten.permute.default, value, order))
     else:
         substitute = empty_in_order(context, handle, order)
     call_args, call_kwargs = pytree.tree_map_only(torch.Tensor, lambda _: substitute, (tuple(args), kwargs))
     out = call(op, *call_args, **call_kwargs)
-    if op in _FILLING:
+    if op in traits.DRAWS_TO_FILL:
         return out
     return pytree.tree_map_only(torch.Tensor, lambda leaf: call(aten.permute.default, leaf, back), out)
 
 
 def _laid_out(context: FunctionalizationContext, op: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
     """Results of the op on values with the handles' strides; None where all values have them."""
-    if not context.executor.observed or not context.values_of(args, kwargs)[2]:
+    if not context.executor.observed or not context.values_of(args, kwargs).strides_differ:
         return None
     call_args, call_kwargs = all_laid_out(context, args, kwargs)
-    if op in BIASES:
+    if op in traits.ALIGNED_BIAS:
         call_args = with_aligned_bias(context, op, call_args)
     return context.executor.call(op, *call_args, **call_kwargs)
 
@@ -94,7 +86,7 @@ _FAST = 16  # elements from which the kernel of `normal_` takes a way of its own
 
 
 def _is_large_with_gaps(handle: torch.Tensor, order: Sequence[int]) -> bool:
-    """Whether a tensor may have so many elements, and has gaps between them; with one row more it may have none."""
+    """Whether a tensor may have so many elements, and has gaps between them; with one row more it may be without."""
     if handle.device.type != "cpu" or handle.layout is not torch.strided:
         return False
     count = on_handles(torch.Tensor.numel, (handle,), {})

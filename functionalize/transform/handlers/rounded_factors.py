@@ -12,31 +12,23 @@ from typing import Any
 
 import torch
 
+from functionalize.ops import traits
 from functionalize.transform.context import FunctionalizationContext
-from functionalize.transform.writing_call import Kwargs
+from functionalize.transform.writing_call import VariantCall
 
 aten = torch.ops.aten
 
-_OF_TENSORS = {
-    aten._foreach_mul.Scalar: aten._foreach_mul.List,
-    aten._foreach_mul.ScalarList: aten._foreach_mul.List,
-    aten.mul.Scalar: aten.mul.Tensor,
-}
 _ROUNDING = (torch.bfloat16, torch.float16)
 _DTYPES = ((int, torch.int64), (complex, torch.complex128))  # of others, by their class: bool is an int
 
 
-def of_tensors(
-    context: FunctionalizationContext, op: Any, args: list[Any], kwargs: Kwargs
-) -> tuple[Any, list[Any], Kwargs]:
-    """A functional variant, of one that writes, and its arguments; with tensors for factors that the kernel rounds."""
-    other = _OF_TENSORS.get(op)
-    if other is None:
-        return op, args, kwargs
-    written = args[0] if isinstance(args[0], (list, tuple)) else [args[0]]
+def of_tensors(context: FunctionalizationContext, variant: VariantCall) -> VariantCall:
+    """The call of a functional variant, with tensors for the factors that the kernel in place rounds."""
+    first, factor = variant.args[0], variant.args[1]
+    written = first if isinstance(first, (list, tuple)) else [first]
     if not any(tensor.dtype in _ROUNDING and tensor.is_cpu for tensor in written):
-        return op, args, kwargs
-    factors = args[1] if isinstance(args[1], (list, tuple)) else [args[1]] * len(written)
+        return variant
+    factors = factor if isinstance(factor, (list, tuple)) else [factor] * len(written)
     made: dict[Any, Any] = {}
 
     def tensor_of(factor: Any, tensor: torch.Tensor) -> Any:
@@ -47,7 +39,8 @@ def of_tensors(
         return made[key]
 
     tensors = [tensor_of(factor, tensor) for factor, tensor in zip(factors, written, strict=True)]
-    return other, [args[0], tensors if isinstance(args[0], (list, tuple)) else tensors[0]], kwargs
+    args = [first, tensors if isinstance(first, (list, tuple)) else tensors[0]]
+    return VariantCall(traits.BY_TENSOR[variant.op], args, variant.kwargs)
 
 
 def _dtype_of(factor: Any) -> torch.dtype:

@@ -20,50 +20,21 @@ from functionalize.aliasing.geometry import Layout, hint, size_hint
 from functionalize.aliasing.tensor_queries import is_contiguous, is_plain_strided, same_strides
 from functionalize.aliasing.view_rules import Value
 from functionalize.errors import UnsupportedMutationError
+from functionalize.ops import traits
 from functionalize.transform.context import FunctionalizationContext
 from functionalize.transform.writing_call import Kwargs
 
 aten = torch.ops.aten
 
-# The factors of a determinant are those of the transpose where the matrix is contiguous, and the backward asks the
-# matrix, not them.
-FACTORING = frozenset({aten._linalg_det.default, aten._linalg_slogdet.default})
-# Found by running each op of torch's databases, backwards among them, on arguments of other strides: its results were
-# others, or it raised.
-TRUSTING = (
-    FACTORING
-    | {aten.native_group_norm.default, aten.native_group_norm_backward.default, aten.native_layer_norm_backward.default}
-    | {aten.adaptive_max_pool3d_backward.default, aten.fractional_max_pool2d_backward.default}
-    | {aten.fractional_max_pool3d_backward.default, aten.nll_loss2d_backward.default}
-    | {aten._pdist_forward.default, aten._pdist_backward.default}
-    | {aten.mkldnn_rnn_layer.default, aten.mkldnn_rnn_layer_backward.default}
-)
-# These trust that the last dimension is dense, which the functions of torch ask before they come to them. That of a
-# value is where that of its handle is: it is a copy, or it is a result of the same op.
-NOT_ASKED = frozenset(
-    {aten._scaled_dot_product_flash_attention_for_cpu.default}
-    | {aten._scaled_dot_product_flash_attention_for_cpu_backward.default}
-)
-
-
-# These take a bias of which torch has padded the rows, so that each begins at a multiple of so many elements: a part of
-# a wider tensor, whose value has no such gaps.
-ALIGNED = 16
-BIASES = {
-    aten._scaled_dot_product_efficient_attention.default: 3,
-    aten._scaled_dot_product_efficient_attention_backward.default: 4,
-    aten._scaled_dot_product_cudnn_attention.default: 3,
-}
-
 
 def with_aligned_bias(context: FunctionalizationContext, func: Any, args: list[Any]) -> list[Any]:
     """The arguments, values all, of one of these: with gaps between the rows of its bias."""
-    place = BIASES[func]
+    place = traits.ALIGNED_BIAS[func]
     bias = args[place] if len(args) > place else None
     if bias is None or is_aligned(bias):
         return args
     strides: list[Any] = [1]
-    for size in (-(-bias.size(-1) // ALIGNED) * ALIGNED, *reversed(bias.size()[1:-1])):
+    for size in (-(-bias.size(-1) // traits.ALIGNMENT) * traits.ALIGNMENT, *reversed(bias.size()[1:-1])):
         strides.insert(0, strides[0] * size)
     call = context.executor.call
     unset = call(aten.empty_strided.default, list(bias.size()), strides, dtype=bias.dtype, device=bias.device)
@@ -73,12 +44,12 @@ def with_aligned_bias(context: FunctionalizationContext, func: Any, args: list[A
 def is_aligned(bias: torch.Tensor) -> bool:
     """Whether the rows of a bias begin where the kernels take them."""
     *outer, last = bias.stride()
-    return last == 1 and all(hint(stride) % ALIGNED == 0 for stride in outer)
+    return last == 1 and all(hint(stride) % traits.ALIGNMENT == 0 for stride in outer)
 
 
 def trusted(context: FunctionalizationContext, func: Any, args: Sequence[Any], kwargs: Kwargs) -> tuple[Any, Kwargs]:
     """The arguments of one of these, with values of strides that it may trust for the handles."""
-    if func in FACTORING:
+    if func in traits.FACTORS_BY_STRIDES:
         return (contiguous_alike(context, args[0]), *args[1:]), kwargs
     return all_laid_out(context, args, kwargs)
 
@@ -132,7 +103,7 @@ def order_of(context: FunctionalizationContext, handle: torch.Tensor) -> list[in
     """The dimensions in the order in which a kernel goes through a tensor like the handle, outermost first.
 
     Raises:
-        UnsupportedMutationError: only the data tell what that is.
+        UnsupportedMutationError: that is data-dependent.
     """
     layout = Layout.of(handle)
     if layout.contiguous or not is_plain_strided(handle):
@@ -154,7 +125,7 @@ def order_of(context: FunctionalizationContext, handle: torch.Tensor) -> list[in
 
 
 def _is_further_out(handle: torch.Tensor, layout: Layout, outer: int, inner: int) -> bool:
-    """Whether a dimension lies outside of another one, or the two have no order; what only the data tell is asked."""
+    """Whether a dimension is further out than another, or the two have no order; asks where that is data-dependent."""
     size, other_size = layout.size[outer], layout.size[inner]
     stride, other_stride = layout.stride[outer], layout.stride[inner]
     plain = type(stride) is int and type(other_stride) is int

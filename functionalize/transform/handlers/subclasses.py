@@ -17,7 +17,7 @@ from functionalize._torch import FakeTensor, unwrap_functorch
 from functionalize.errors import UnsupportedProgramError
 
 _METHOD = torch.Tensor.as_subclass
-_FAKES: Any = FakeTensor  # of which the stubs know no such method
+_FAKES: Any = FakeTensor  # whose stubs do not have this method
 _lock, _calls = threading.Lock(), list[None]()
 
 

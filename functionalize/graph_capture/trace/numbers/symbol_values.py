@@ -18,7 +18,7 @@ import torch
 
 from functionalize.call_stack import is_of_program
 from functionalize.graph_capture.trace.numbers.texts import Texts
-from functionalize.python_state.code_names import is_library_file
+from functionalize.python_state.ownership import is_library_file
 from functionalize.transform.functions.numbers import formatted
 
 _VALUES: dict[Any, Callable[[Any], Any]] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}

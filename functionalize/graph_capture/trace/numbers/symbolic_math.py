@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.optim import lr_scheduler as schedulers
 
 from functionalize._torch.symbols.traced_symbols import compared, opaque_float
 from functionalize._torch.tensors import SYMBOLS
@@ -39,14 +38,10 @@ def math_of_symbols(tracer: Any) -> Iterator[None]:
         setattr(math, name, _symbolic(function, tracer, compared if name in _ASKING else opaque_float))
     for function in _CHOOSING:
         setattr(builtins, function.__name__, _choosing(function, tracer))
-    kind: Any = schedulers.MultiStepLR  # of a class nobody is to replace a method
-    looking_up = kind.get_lr
-    kind.get_lr = lambda scheduler: _at_milestones(scheduler) or looking_up(scheduler)
     try:
         with _methods_of_symbols(tracer), bools_as_numbers(tracer):
             yield
     finally:
-        kind.get_lr = looking_up
         for function in _CHOOSING:
             setattr(builtins, function.__name__, function)
         for name, function in before.items():
@@ -74,17 +69,6 @@ def _methods_of_symbols(tracer: Any) -> Iterator[None]:
 def rest(number: float) -> float:
     """What a float has beside a whole number; not a number for those that are not finite."""
     return number % 1
-
-
-def _at_milestones(scheduler: schedulers.MultiStepLR) -> list[Any]:
-    """The learning rates of a schedule that looks a counter up in a dict, by arithmetic; none where it may look."""
-    epoch: Any = scheduler.last_epoch
-    factor = 1.0
-    if not isinstance(epoch, SYMBOLS):
-        return []
-    for milestone, count in scheduler.milestones.items():
-        factor = factor * torch.sym_ite(epoch == milestone, scheduler.gamma**count, 1.0)
-    return [group["lr"] * factor for group in scheduler.optimizer.param_groups]
 
 
 def _symbolic(function: Callable[..., Any], tracer: Any, symbol_of: Callable[..., Any]) -> Callable[..., Any]:

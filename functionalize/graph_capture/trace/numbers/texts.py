@@ -21,8 +21,8 @@ import torch
 from functionalize._torch import SYMBOLS
 from functionalize.call_stack import user_frames
 from functionalize.graph_capture.trace.numbers.text_flow import Rules, TextFlow
-from functionalize.python_state.reconstruct import Recipe
-from functionalize.runtime.side_effects import LoggedRecord, PrintedLine
+from functionalize.python_state.reconstruct import Reconstruction
+from functionalize.runtime.outputs.side_effects import LoggedRecord, PrintedLine
 
 MARK = re.compile("\0number ([0-9]+)\0")
 _PLACES = re.compile(r"%%|(%[-#0 +]*[0-9]*(?:\.[0-9]+)?[diouxXeEfFgGsr])")  # where `%` writes one value, in order
@@ -73,7 +73,7 @@ class Texts:
         """How a call makes a text with marks. ``recipe``: how it makes a number."""
         numbers = [self._of(mark) for mark in MARK.finditer(text)]
         make = functools.partial(_text, MARK.split(text)[::2], [write for _, write in numbers])
-        return Recipe(make, _nothing, [recipe(number) for number, _ in numbers])
+        return Reconstruction(make, _nothing, [recipe(number) for number, _ in numbers])
 
     def print(self, values: tuple[Any, ...], options: dict[str, Any]) -> None:
         """Have calls print values, where they are plain; the others are printed now."""

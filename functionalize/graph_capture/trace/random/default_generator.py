@@ -1,12 +1,10 @@
-"""The default generator of torch, as a program that is captured finds it: seeds that it sets, states that it puts back.
+"""The default generator of torch while a program is captured: its draws are counted, and no program sets its state.
 
-Nothing is drawn while a program runs on fake tensors. Where the generator stands is therefore a position: the seed that
-the program has set, and how often it has drawn since. A checkpointed region that runs again is set back to the position
-of its first run by torch, and what it draws there is what was drawn there first.
+Fake tensors draw nothing, so the position of the generator is the number of draws so far. Torch sets a checkpointed
+region that runs again back to the position of its first run; what the region draws there is what was drawn there first.
 
-Invariant: the generator itself is not touched. A program may set a seed before it draws, and when it has drawn may go
-back to the state that it has read in the beginning; what else would set a state is refused. Limits: by functions of
-`torch.random`, in the thread that captures; `torch.default_generator.manual_seed` and the like are not intercepted.
+Invariant: the generator itself is not touched. A program that seeds it or sets another state is refused. Limits: by
+functions of `torch.random`, in the thread that captures; `torch.default_generator.manual_seed` is not intercepted.
 """
 
 from __future__ import annotations
@@ -14,8 +12,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.fx import Node
@@ -24,52 +21,27 @@ from functionalize._torch import FakeTensor
 from functionalize._torch.dispatch import identity_of, kernels_alone
 from functionalize.errors import UnsupportedProgramError
 from functionalize.graph_capture.trace.checkpointing import CheckpointRegions
-from functionalize.runtime.random_state import Seed
 
 SETS = "sets the state of a torch generator"
-_SEEDS = "seeds torch's generator after it has drawn from it"
+_SEEDS = "seeds torch's generator"
 _SEEDS_AT_RANDOM = "seeds torch's generator non-deterministically"
 _DRAWS = "draws from torch's generator after it has restored its state"
 WHY_DRAWN = "this would happen once, at the capture, and not at each call"
 SEED_BEFORE = (
-    "seed before the program is called; or, inside it, call torch.manual_seed before anything is drawn, or make a "
-    "generator (torch.Generator().manual_seed(seed))"
+    "seed before the program is called; or make a generator inside it (torch.Generator().manual_seed(seed)), and pass "
+    "it to the operators that draw"
 )
 
 
-@dataclass(frozen=True)
-class Position:
-    """Where a generator stands: ``draws`` draws after its seed, or after the state that a call finds."""
-
-    seed: int | None = None
-    draws: int = 0
-
-
-_BEGIN = Position()
-
-
 class DefaultGenerator:
-    """What stands in for the default generator in `torch.random`."""
+    """Substitute for the default generator in `torch.random`."""
 
     def __init__(self, regions: CheckpointRegions | None = None) -> None:
-        """``regions``: where one is computed again, torch sets states, and the program its seeds."""
+        """``regions``: where one is computed again, torch sets states."""
         self._regions, self._thread = regions, threading.get_ident()
-        self._at = self._end = _BEGIN  # where it stands, and the furthest position
-        self._seeded = torch.Generator()
-        self._drawn = dict[Position, Node]()  # what was drawn first at each position
-        self._draws_elsewhere = 0  # from the generators of other devices, which a seed sets as well
-        self._reads: list[tuple[torch.Tensor, Position]] = []  # states that were read, and where it stood
-
-    @property
-    def given(self) -> Seed | None:
-        """What the program has set it to."""
-        taken_back = self._at == _BEGIN != self._end
-        return Seed(self._end.seed, taken_back) if taken_back or self._end.seed is not None else None
-
-    @property
-    def draws(self) -> int:
-        """How often the program has drawn so far."""
-        return self._end.draws
+        self._at = self._end = 0  # where it stands, and the furthest position, in draws since the program began
+        self._drawn = dict[int, Node]()  # what was drawn first at each position
+        self._reads: list[tuple[torch.Tensor, int]] = []  # states that were read, and where it stood
 
     @contextlib.contextmanager
     def heard(self) -> Iterator[None]:
@@ -84,10 +56,6 @@ class DefaultGenerator:
         finally:
             functions |= before
 
-    def begun(self, generator: torch.Generator) -> torch.Generator:
-        """The generator in the state from which the program draws of one."""
-        return self._seeded if self._end.seed is not None and is_default(generator) else generator
-
     def note_draw(self, node: Node) -> Node | None:
         """The program draws random numbers. Gives the node that drew the same, in a region that runs again.
 
@@ -96,16 +64,12 @@ class DefaultGenerator:
         """
         first = self._drawn.setdefault(self._at, node)
         if self._at != self._end if first is node else not self.runs_again:
-            refuse_drawn([_DRAWS])
-        self._at = Position(self._at.seed, self._at.draws + 1)
+            refuse_drawn(_DRAWS)
+        self._at += 1
         if first is not node:
             return first
         self._end = self._at
         return None
-
-    def note_draw_elsewhere(self) -> None:
-        """The program draws random numbers on another device."""
-        self._draws_elsewhere += 1
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch.default_generator, name)
@@ -114,44 +78,36 @@ class DefaultGenerator:
         """The state: the same however much the program has drawn."""
         if not self._is_captured:
             return torch.default_generator.get_state()
-        state = (torch.default_generator if self._at.seed is None else self._seeded).get_state()
+        state = torch.default_generator.get_state()
         self._reads.append((state, self._at))
         return state
 
     def set_state(self, state: torch.Tensor) -> torch.Generator:
-        """Refused, but where it sets what there is, what there was in the beginning, or what a second run begins at."""
+        """Refused, unless it sets the state that it is in, or the one at which a region begins to run again."""
         if not self._is_captured:
             return torch.default_generator.set_state(state)
         read = None if isinstance(state, FakeTensor) else self._read(state)
-        if read is None or not (read in (self._at, _BEGIN) or self.runs_again):
-            refuse_drawn([SETS])
-        else:
-            self._at = read
+        if read is None or not (read == self._at or self.runs_again):
+            refuse_drawn(SETS)
+        self._at = read
         return torch.default_generator
 
-    def _read(self, state: torch.Tensor) -> Position | None:
+    def _read(self, state: torch.Tensor) -> int | None:
         """Where it stood when the program read a state; None if nobody can tell."""
         positions = [position for read, position in self._reads if read is state]
         positions = positions or [position for read, position in self._reads if bytes_of(read) == bytes_of(state)]
         return positions[0] if len(set(positions)) == 1 else None
 
     def manual_seed(self, seed: int) -> torch.Generator:
-        """Refused, but where nothing was drawn before, or what was drawn is drawn again."""
-        if not self._is_captured:
-            return torch.default_generator.manual_seed(seed)
-        self._at = Position(int(seed))
-        if not self.runs_again:
-            if self.draws or self._draws_elsewhere:
-                refuse_drawn([_SEEDS])
-            with kernels_alone():
-                self._seeded.manual_seed(int(seed))
-            self._end = self._at
-        return torch.default_generator
+        """Refused: a call would not set it."""
+        if self._is_captured:
+            refuse_drawn(_SEEDS)
+        return torch.default_generator.manual_seed(seed)
 
     def seed(self) -> int:
         """Refused: it is another one each time."""
         if self._is_captured:
-            refuse_drawn([_SEEDS_AT_RANDOM])
+            refuse_drawn(_SEEDS_AT_RANDOM)
         return torch.default_generator.seed()
 
     def initial_seed(self) -> int:
@@ -185,11 +141,10 @@ def bytes_of(state: torch.Tensor) -> bytes:
         return state.numpy().tobytes()
 
 
-def refuse_drawn(done: list[str]) -> None:
-    """Raise if a program did something to a generator of torch's.
+def refuse_drawn(what: str) -> NoReturn:
+    """Refuse what a program does to a generator of torch's.
 
     Raises:
-        UnsupportedProgramError: it did.
+        UnsupportedProgramError: always.
     """
-    if done:
-        raise UnsupportedProgramError(f"the program {done[0]}", why=WHY_DRAWN, hint=SEED_BEFORE)
+    raise UnsupportedProgramError(f"the program {what}", why=WHY_DRAWN, hint=SEED_BEFORE)

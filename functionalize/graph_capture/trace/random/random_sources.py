@@ -4,10 +4,9 @@ Operators that draw are nodes of the graph. A number that Python or NumPy draws,
 written, would be done once, by the capture.
 
 Nothing is drawn while a program runs on fake tensors, so a state that is read and set again would leave no trace. What
-functions of `torch.random` do to the default generator is therefore intercepted, in the thread that captures: a seed
-that is set before anything is drawn is set by each call, before it runs the graph, and taken back where the program
-takes it back (:mod:`.default_generator`). A generator of the program's own goes on at each node that draws from it, as
-in eager: who finds it in another state has set it.
+functions of `torch.random` do to the default generator is therefore intercepted, in the thread that captures
+(:mod:`.default_generator`). A generator of the program's own goes on at each node that draws from it, as in eager: who
+finds it in another state has set it.
 
 One that the program makes is made by each run of the graph, in the state in which the program first drew from it.
 
@@ -47,7 +46,6 @@ from functionalize.graph_capture.trace.random.device_generators import DeviceGen
 from functionalize.graph_capture.trace.random.unread_draws import UnreadDraws
 from functionalize.python_state.buffers import ARRAYS, GENERATORS, access_to
 from functionalize.runtime.random_state import (
-    Seed,
     anew,
     default_generators_of_devices,
     generator_of,
@@ -72,11 +70,6 @@ class TorchGenerators:
         self.given: Generators = {}  # what the program passed to draw from
         self._passed = {one.name: one.value for one in inputs if isinstance(one.value, torch.Generator)}
         self._root, self._default, self._devices = torch.nn.Module(), DefaultGenerator(), DeviceGenerators()
-
-    @property
-    def seed(self) -> Seed | None:
-        """What the program has set the default generators to."""
-        return self._devices.joined(self._default.given, self._default.draws > 0)
 
     @contextlib.contextmanager
     def watched(self, root: torch.nn.Module, regions: CheckpointRegions) -> Iterator[None]:
@@ -119,8 +112,8 @@ class TorchGenerators:
         watched = self._watched.get(identity_of(generator))
         if watched is not None:
             return watched.before
-        of_device = self._devices.before(generator, self._default.given)
-        return self._default.begun(generator).get_state() if of_device is None else of_device
+        of_device = self._devices.before(generator)
+        return generator.get_state() if of_device is None else of_device
 
     def note(self, node: Node) -> Node | None:
         """A node was added to the graph just now. Gives the node that drew the same, in a region that runs again.
@@ -136,7 +129,6 @@ class TorchGenerators:
         generator = generator_of(str(source.target) if isinstance(source, Node) else source, self._passed)
         watched = self._watched.get(identity_of(generator))
         if watched is None and self._devices.has(generator):
-            self._default.note_draw_elsewhere()
             first = self._devices.note_draw(generator, node, self._default.runs_again)
             self._states.update(map(bytes_of, self._devices.states()))
             return first

@@ -1,0 +1,205 @@
+"""What a program left in the Python objects that it reached, as side effects that a call repeats on its own objects.
+
+Takes the watched objects of a run that has ended, and the graph of objects that says how values are made. Gives one
+:class:`SideEffect` for each container that holds something else than before. Guarantees that no tensor of the capture
+stands in it, only numbers of results, inputs and objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from functionalize._torch import SYMBOLS
+from functionalize.errors import UnsupportedProgramError
+from functionalize.graph_capture.inputs.watched_state import ChangedContainer, WatchedState
+from functionalize.python_state.containers import ABSENT, MAPPINGS, copy_of, unchanged
+from functionalize.python_state.decompose import entries_of
+from functionalize.python_state.reconstruct import ObjectRef
+from functionalize.python_state.refused_objects import refuse_weak_keys
+from functionalize.python_state.snapshot import Content, content_of, frozen, holds_the_same, same
+from functionalize.python_state.traversal_rules import key_behind
+from functionalize.python_state.walk import StateWalk, is_module, joined
+from functionalize.runtime.guards.python_guards import Settings
+from functionalize.runtime.outputs.side_effects import Before, ObjectInTuple, SideEffect
+
+
+class Objects(Protocol):
+    """What says how the objects that a program leaves are made."""
+
+    def look(
+        self,
+        walked: Mapping[int, tuple[int, int]],
+        substitutes: Collection[int],
+        roots: Sequence[tuple[Any, Collection[int]]],
+    ) -> None:
+        """Look at what it left in some containers, each with the identities of what these held before."""
+
+    def reconstruction(self, value: Any, path: str) -> Any:
+        """How one value is made."""
+
+
+class SideEffectRecorder:
+    """Compares what containers hold with what they held when the program began."""
+
+    def __init__(
+        self, states: Sequence[WatchedState], is_log: Callable[[Any], bool], walk_again: Callable[[], StateWalk]
+    ) -> None:
+        """``is_log``: whether the program does nothing with a list but to add to it.
+
+        ``walk_again``: what the program can reach now.
+        """
+        self._states, self._is_log, self._walk_again = states, is_log, walk_again
+        self._numbers = {
+            id(item): (index, number)
+            for index, state in enumerate(states)
+            for number, item in enumerate(state.walk.seen)
+        }
+        self._substitutes = {id(slot.get()) for slot in states[0].walk.tensors}  # they live as long as the capture
+
+    def side_effects(self, objects: Objects, returned: list[Any]) -> list[SideEffect]:
+        """The containers whose content the program changed. ``returned``: a list of what it gives, alone."""
+        changed = [self._lasting(self._states[0].changed, returned), *(state.changed for state in self._states[1:])]
+        changes = [change for of_state in changed for change in of_state]
+        roots = [(change.container, _identities(change.before)) for change in changes]
+        objects.look(self._numbers, self._substitutes, [(returned, ()), *roots])
+        effects = [
+            self._effect(objects, index, change) for index, of_state in enumerate(changed) for change in of_state
+        ]
+        return [effect for effect in effects if effect is not None]
+
+    def _lasting(self, changed: list[ChangedContainer], returned: list[Any]) -> list[ChangedContainer]:
+        """The changes of state but for those of objects that the program replaced, and cannot reach any more."""
+        replaced = list[Any]()
+        for change in changed:
+            now = set(map(id, _leaves(_items(copy_of(change.container)))))
+            before = _leaves(_items(change.before))
+            replaced += (item for item in before if id(item) in self._numbers and id(item) not in now)
+        if not replaced:
+            return changed
+        gone, reached = StateWalk(), self._walk_again()
+        for place in range(len(replaced)):
+            gone.walk(replaced, place, "")
+        reached.walk([returned], 0, "the result")
+        modules = filter(is_module, reached.seen)
+        empty = {id(held) for module in modules for held in module.__dict__.values()}  # dicts of hooks
+        lost = gone.containers.keys() - reached.containers.keys() - empty
+        return [change for change in changed if id(change.container) not in lost]
+
+    def _before(self, value: Any, state: WatchedState) -> Before:
+        """What was at an entry; an object counts by what it held, if that is no tensors and no other objects."""
+        numbers = self._numbers
+        if id(value) not in numbers:
+            inside = [item for item in _leaves([value]) if id(item) in numbers]
+            held = {id(item): ObjectInTuple(*numbers[id(item)], type(item)) for item in inside}
+            content = frozen(value, dict(held))
+            shown = content if isinstance(value, tuple) else value  # a tuple may hold substitutes
+            return Before(shown, content, tuple(held.values()))
+        contents = [state.content(container) for container, _ in entries_of(value)]
+        items = _leaves(item for content in contents if content is not None for item in _items(content))
+        plain = len(contents) == 1 and not any(_is_input(item) or id(item) in numbers for item in items)
+        content = content_of(type(value), contents[0]) if plain and contents[0] is not None else None
+        return Before(ObjectRef(*numbers[id(value)]), content)
+
+    def _effect(self, objects: Objects, index: int, change: ChangedContainer) -> SideEffect | None:
+        """What the program did to one container; None where that holds equal values."""
+        container, path, before = change.container, change.path, change.before
+
+        def key_of(key: Any) -> Any:
+            return objects.reconstruction(key, path) if isinstance(key, (torch.Tensor, str)) else key
+
+        now, mapping = copy_of(container), isinstance(container, MAPPINGS)
+        new, touched = (now, before) if mapping else (dict(enumerate(now)), dict(enumerate(before)))
+        removed, adds = tuple[Any, ...](), False
+        length: int | None = len(before)
+        order = tuple(before) if id(container) in self._states[index].walk.ordered else ()
+        last = tuple(map(key_of, _moved(before, now))) if isinstance(container, dict) else ()
+        if mapping:
+            new = {key: item for key, item in now.items() if _differ(before.get(key, ABSENT), item)}
+            removed = tuple(key for key in before if key not in now)
+            touched = {key: before.get(key, ABSENT) for key in (*new, *removed)}
+            if not touched and not last:
+                return None
+            refuse_weak_keys((*touched, *last), path)
+        elif len(now) > len(before) and unchanged(now[: len(before)], before) and self._is_apart(container):
+            new, touched, length, adds = dict(enumerate(now[len(before) :])), {}, None, True
+        state = self._states[index]
+        plain = {key: item for key, item in touched.items() if not _is_input(item)}
+        constants = {key_of(key): self._before(item, state) for key, item in plain.items()}
+        entries = {key_of(key): objects.reconstruction(item, joined(path, key)) for key, item in new.items()}
+        gone = tuple(map(key_of, removed))
+        return SideEffect(index, change.number, path, constants, entries, gone, length, adds, order, last)
+
+    def _is_apart(self, container: Any) -> bool:
+        """Whether what is in a list matters to nothing: the program adds to it, and no argument holds it as well."""
+        return sum(id(container) in state.walk.containers for state in self._states) == 1 and self._is_log(container)
+
+
+def _moved(before: Mapping[Any, Any], now: Mapping[Any, Any]) -> list[Any]:
+    """The keys that a program has put last, in order, if there are others than new ones among them."""
+    places, keys, last = {key: place for place, key in enumerate(before)}, list(now), -1
+    for number, key in enumerate(keys):
+        place = places.get(key, -1)
+        if place <= last:
+            return [] if places.keys().isdisjoint(keys[number:]) else keys[number:]
+        last = place
+    return []
+
+
+def _is_input(item: Any) -> bool:
+    """Whether the graph takes what was there before, which may be anything, or it refers to what the graph takes."""
+    return isinstance(key_behind(item), torch.Tensor) or _has_symbol(item)
+
+
+def _has_symbol(item: Any) -> bool:
+    if isinstance(item, list):  # which may hold itself
+        return any(isinstance(inner, SYMBOLS) for inner in item)
+    return isinstance(item, SYMBOLS) or (isinstance(item, tuple) and any(map(_has_symbol, item)))
+
+
+def _leaves(values: Iterable[Any]) -> Iterator[Any]:
+    """Values, of tuples their items."""
+    for value in values:
+        if isinstance(value, tuple):
+            yield from _leaves(value)
+        else:
+            yield value
+
+
+def _identities(content: Any) -> set[int]:
+    """Of what a container held."""
+    return set(map(id, _items(content)))
+
+
+def _items(content: Any) -> list[Any]:
+    """The keys and the items that a container held."""
+    return [*content, *content.values()] if isinstance(content, dict) else list(content)
+
+
+def _differ(before: Any, after: Any) -> bool:
+    """Whether an entry holds another thing: another object, unless it is an equal number or text."""
+    if before is after:
+        return False
+    plain = (bool, int, float, str, bytes, complex)
+    return not (isinstance(before, plain) and same(before, after))
+
+
+def refuse_changes_inside(settings: Settings) -> None:
+    """Raise where a value of the program's state holds something else, and is of a class that no call can write.
+
+    Raises:
+        UnsupportedProgramError: one does.
+    """
+    memo = dict(settings.apart)
+    for setting in settings.found:
+        value, before = setting.value, setting.content
+        if type(before) is not Content or holds_the_same(value, before):
+            continue
+        if settings.read(setting.container, setting.key) is value and not same(frozen(value, memo), before):
+            raise UnsupportedProgramError(
+                f"the program changes the contents of `{setting.path}`, a {type(value).__name__}",
+                why="the contents of this class cannot be set from outside, so a call could not repeat the change",
+                hint="keep it in an attribute, a list or a dict",
+            )

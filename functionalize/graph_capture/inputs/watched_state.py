@@ -1,0 +1,165 @@
+"""The state of a program while it runs: substitutes sit where its tensors were, and each change of a container is seen.
+
+Takes a walk over objects, and substitutes for tensors. Gives the containers that the program has changed so far, with
+what they held when it began. Guarantees that in the end all is as it was, also where the program raises.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import is_
+from typing import Any
+
+from functionalize.python_state.containers import (
+    Container,
+    SetItems,
+    assign,
+    copy_of,
+    entry,
+    identity,
+    unchanged,
+    write,
+)
+from functionalize.python_state.slots import Slot
+from functionalize.python_state.traversal_rules import behind, key_behind
+from functionalize.python_state.walk import StateWalk
+from functionalize.uninterrupted import uninterrupted
+
+_WEAK: Mapping[type, Any] = {weakref.ref: weakref.ref, **dict.fromkeys(weakref.ProxyTypes, weakref.proxy)}
+
+
+@dataclass(frozen=True, eq=False)
+class ChangedContainer:
+    """A container in which the program has put something else."""
+
+    number: int  # on the walk
+    container: Container
+    path: str
+    before: Any  # a copy of what it held
+
+
+@dataclass(eq=False)
+class _Beginning:
+    """What containers held when the program began."""
+
+    containers: list[Container] = field(default_factory=list)
+    contents: list[Any] = field(default_factory=list)
+    flat: list[Any] = field(default_factory=list)  # all contents in one list, which is fast to compare
+
+    def add(self, container: Container, content: Any) -> None:
+        self.containers.append(container)
+        self.contents.append(content)
+        self.flat.extend(_flattened([content]))
+
+
+class WatchedState:
+    """The objects of one walk, while a program runs."""
+
+    def __init__(self, walk: StateWalk) -> None:
+        self.walk = walk
+        self._beginning = _Beginning()
+
+    @contextlib.contextmanager
+    def substituted(self, substitutes: Mapping[int, Any]) -> Iterator[None]:
+        """Put other tensors, named by the identities of these, in their places; in the end all is as it was."""
+        walk = self.walk
+        slots = [slot for slot in walk.tensors if not isinstance(slot.container, SetItems)]
+        entries = [(slot.container, slot.key, entry(slot.container, slot.key)) for slot in [*slots, *walk.weak]]
+        keyed_by_tensor = [(container, copy_of(container)) for container in walk.keyed_by_tensor]
+        places = (*walk.leaves, *walk.entered) if keyed_by_tensor else ()
+        keys = {id(key): _key_of_substitute(key, substitutes) for _, content in keyed_by_tensor for key in content}
+        rekeyed = [(slot, slot.key) for slot in places if id(slot.key) in keys]
+        try:
+            _place(slots, substitutes)
+            for container, content in keyed_by_tensor:
+                new = [keys[id(key)] for key in content]
+                mapping = isinstance(content, dict)
+                assign(container, dict(zip(new, copy_of(container).values(), strict=True)) if mapping else new)
+            for slot, key in rekeyed:
+                slot.key = keys[id(key)]
+            for slot in walk.weak:
+                tensor: Any = behind(slot.get())
+                slot.set(_WEAK[type(slot.get())](substitutes.get(id(tensor), tensor)))
+            self.begin()
+            yield
+        finally:
+
+            def put_back() -> None:
+                for slot, key in rekeyed:
+                    slot.key = key
+                for change in self.changed:
+                    assign(change.container, change.before)
+                for container, content in keyed_by_tensor:
+                    assign(container, content)
+                for container, key, value in entries:
+                    write(container, key, value)
+
+            uninterrupted(put_back)
+            self._beginning = _Beginning()
+
+    def begin(self) -> None:
+        """The program begins: what the containers hold now is what it finds."""
+        containers = [container for container, _ in self.walk.containers.values()]
+        contents = list(map(copy_of, containers))
+        self._beginning = _Beginning(containers, contents, _flattened(contents))
+
+    def watch_late(self, container: Container, path: str, before: Any) -> None:
+        """Have a container count, when the program has run, that held what ``before`` does."""
+        self.walk.watch(container, path)
+        self._beginning.add(container, before)
+
+    def content(self, container: Container) -> Any:
+        """What a container held when the program began; None of one that was not walked."""
+        wanted, containers = identity(container), self.walk.containers.values()
+        number = next((n for n, (other, _) in enumerate(containers) if identity(other) == wanted), None)
+        return None if number is None else self.begun[number]
+
+    @property
+    def begun(self) -> Sequence[Any]:
+        """What the containers, in their order, held when the program began."""
+        return self._beginning.contents
+
+    @property
+    def changed(self) -> list[ChangedContainer]:
+        """The containers whose content the program has changed so far."""
+        beginning = self._beginning
+        now = _flattened(
+            container if type(container) is dict else copy_of(container) for container in beginning.containers
+        )
+        if len(now) == len(beginning.flat) and all(map(is_, now, beginning.flat)):
+            return []
+        pairs = zip(self.walk.containers.values(), beginning.contents, strict=False)
+        return [
+            ChangedContainer(number, container, path, content)
+            for number, ((container, path), content) in enumerate(pairs)
+            if (container or content) and not unchanged(container, content)
+        ]
+
+
+def _place(slots: Iterable[Slot], substitutes: Mapping[int, Any]) -> None:
+    for slot in slots:
+        value = slot.get()
+        slot.set(substitutes.get(id(value), value))  # a tensor that arguments share with state was replaced there
+
+
+def _key_of_substitute(key: Any, substitutes: Mapping[int, Any]) -> Any:
+    """The key that another tensor has in the place of this one: it, or such a weak reference to it."""
+    substitute = substitutes.get(id(key_behind(key)))
+    if substitute is None:
+        return key
+    return type(key)(substitute) if isinstance(key, weakref.ReferenceType) else substitute
+
+
+def _flattened(contents: Iterable[Any]) -> list[Any]:
+    """All that containers hold, one after the other, each behind the number of its entries."""
+    flat: list[Any] = []
+    for content in contents:
+        flat.append(len(content))
+        if content:
+            flat.extend(content)
+            if type(content) is dict:
+                flat.extend(content.values())
+    return flat
