@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 import sys
-import threading
 import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,6 +18,8 @@ from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_modu
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import CheckpointFunction, _CheckpointFrame
+
+from functionalize.patches import Patch, Patches
 
 # A tensor as autograd saves it for a backward: through the hooks on saved tensors, and with a check of its version when
 # it is unpacked. `save_for_backward` does the same for all at once, and then also checks those that are not used.
@@ -32,22 +33,18 @@ SET_GRAD_MODE: Callable[[bool], None] = torch._C._set_grad_enabled
 is_batch_of_gradients: Callable[[torch.Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor
 
 
-@contextlib.contextmanager
-def functions_noted(note: Callable[[type, tuple[Any, ...], dict[str, Any]], None]) -> Iterator[None]:
-    """Call ``note`` with each foreign `autograd.Function` that this thread applies, and its arguments."""
-    before, thread = vars(torch.autograd.Function)["apply"], threading.get_ident()
+def functions_noted(note: Callable[[type, tuple[Any, ...], dict[str, Any]], None]) -> Patches:
+    """While it is entered, tell ``note`` of each `autograd.Function` of others that is applied, and its arguments."""
 
-    def apply(function: type, *args: Any, **kwargs: Any) -> Any:
-        ours = function.__module__.partition(".")[0] == __name__.partition(".")[0]
-        if threading.get_ident() == thread and not ours:
-            note(function, args, kwargs)
-        return before.__get__(None, function)(*args, **kwargs)
+    def noting(before: Any) -> Any:
+        def apply(function: type, *args: Any, **kwargs: Any) -> Any:
+            if function.__module__.partition(".")[0] != __name__.partition(".")[0]:
+                note(function, args, kwargs)
+            return before.__get__(None, function)(*args, **kwargs)
 
-    torch.autograd.Function.apply = classmethod(apply)  # type: ignore[method-assign, assignment]
-    try:
-        yield
-    finally:
-        torch.autograd.Function.apply = before  # type: ignore[method-assign]
+        return classmethod(apply)
+
+    return Patches([Patch(torch.autograd.Function, "apply", noting)])
 
 
 def has_node_hooks(leaf: torch.Tensor) -> bool:
@@ -115,21 +112,17 @@ def checkpoint_frame() -> Any:
     return cells["frame"].cell_contents if "frame" in cells else None
 
 
-@contextlib.contextmanager
-def checkpoint_frames_noted(note: Callable[[Any], None]) -> Iterator[None]:
-    """Call ``note`` with torch's record of each region that this thread checkpoints, before the region runs."""
-    before, thread = _CheckpointFrame.__init__, threading.get_ident()
+def checkpoint_frames_noted(note: Callable[[Any], None]) -> Patches:
+    """While it is entered, call ``note`` with torch's record of each checkpointed region, before the region runs."""
 
-    def begin(frame: Any, *args: Any, **kwargs: Any) -> None:
-        before(frame, *args, **kwargs)
-        if threading.get_ident() == thread:
+    def noting(before: Any) -> Any:
+        def begin(frame: Any, *args: Any, **kwargs: Any) -> None:
+            before(frame, *args, **kwargs)
             note(frame)
 
-    _CheckpointFrame.__init__ = begin  # type: ignore[method-assign, assignment]
-    try:
-        yield
-    finally:
-        _CheckpointFrame.__init__ = before  # type: ignore[method-assign]
+        return begin
+
+    return Patches([Patch(_CheckpointFrame, "__init__", noting)])
 
 
 def selected(run_again: Callable[..., None]) -> list[torch.Tensor]:

@@ -20,6 +20,7 @@ from functionalize._torch.dispatch import below_dispatch, current_proxy_mode, fu
 from functionalize._torch.fakes import CaptureFakeMode, FakeFactory, FakeTensor, FakeTensorMode, new_fake_mode
 from functionalize._torch.symbols.tracing import TensorTracker
 from functionalize._torch.tensors import storage_id, storage_key
+from functionalize.patches import Patch, Patches
 
 Intercept = Callable[[Any, Any, Any], Any]  # what is done: an op, its arguments
 
@@ -88,21 +89,9 @@ def _copied(tensor: FakeTensor, memo: dict[int, Any]) -> Any:
     return tensor.__deepcopy__(memo) if copied is None else copied(tensor, memo)
 
 
-@contextlib.contextmanager
-def in_place_of(places: Sequence[tuple[Any, str]], call: Callable[..., Any]) -> Iterator[None]:
+def in_place_of(places: Sequence[tuple[Any, str]], call: Callable[..., Any]) -> Patches:
     """Have this thread call a function where torch has another; it is passed that one, and the arguments."""
-    kept, thread = [getattr(owner, name) for owner, name in places], threading.get_ident()
-
-    def called(before: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        return call(before, *args, **kwargs) if threading.get_ident() == thread else before(*args, **kwargs)
-
-    for (owner, name), before in zip(places, kept, strict=True):
-        setattr(owner, name, functools.wraps(before)(functools.partial(called, before)))
-    try:
-        yield
-    finally:
-        for (owner, name), before in zip(places, kept, strict=True):
-            setattr(owner, name, before)
+    return Patches([Patch(owner, name, functools.partial(functools.partial, call)) for owner, name in places])
 
 
 def exchange(one: FakeTensor, two: FakeTensor) -> None:

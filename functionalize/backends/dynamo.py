@@ -270,7 +270,7 @@ class _Backend:
         graph.output(tuple(results[position] for position in positions))
         graph.eliminate_dead_code(Node.is_impure)  # without that, Dynamo takes random numbers for dead
         function = handed(GraphModule(found.root, graph))
-        if joint is not None:  # said to those who ask for gradients
+        if isinstance(joint, Exception):  # said to those who ask for gradients
             return compiled(partial(compute_undifferentiably, metadata, function, reason=joint, positions=positions))
         return compiled(partial(compute, metadata, function, positions=positions))
 
@@ -423,7 +423,7 @@ class _Derivatives:
         joint = self._backend.recorded(mode, fakes, self._as_views, order)[0].joint
         if isinstance(joint, Exception):
             raise joint
-        if joint is None:
+        if not isinstance(joint, JointGraph):
             raise RuntimeError(_SIZES)
         return partition(joint, self._backend.partition_fn, partial(self._backend.handed, mode, {}))
 

@@ -7,24 +7,23 @@ tensors live as long as the session. Limits: one thread captures a module at a t
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 
 from functionalize._torch.symbols.tracing import answers_of_export
-from functionalize.errors import UnsupportedProgramError, check_choice, check_remove
+from functionalize.errors import OverlappingInputsError, UnsupportedProgramError, check_choice, check_remove
 from functionalize.graph_capture.backward.missing_gradients import serves_without_gradients
 from functionalize.graph_capture.inputs.dynamic_shapes import DynamicShapes, with_dims
 from functionalize.graph_capture.inputs.hyperparameters import ChangingNumbers
-from functionalize.graph_capture.inputs.inputs import ProgramInputs
 from functionalize.graph_capture.inputs.training import training_step
-from functionalize.graph_capture.inputs.view_inputs import with_roots
 from functionalize.graph_capture.refusals.changed_lines import LineWanted
 from functionalize.graph_capture.refusals.leaks import Traced
 from functionalize.graph_capture.refusals.schedules import NumberRead
-from functionalize.graph_capture.session import ByData, CaptureSession
+from functionalize.graph_capture.request import CaptureRequest
+from functionalize.graph_capture.session import CaptureSession
 from functionalize.python_state.walk import is_module
 from functionalize.runtime.autograd.partition import PartitionFn
 from functionalize.runtime.calls.program import CapturedProgram
@@ -47,6 +46,7 @@ def capture(
     partition_fn: PartitionFn | None = None,
     on_data: str = "decide",
     is_exporting: bool = False,
+    gradients: str = "when_needed",
 ) -> CapturedProgram:
     """Record what a module or a function computes as a program without mutation.
 
@@ -78,6 +78,10 @@ def capture(
             further variant; ``"raise"`` refuses such a program.
         is_exporting: what ``torch.compiler.is_compiling()`` and ``is_exporting()`` answer while a capture runs.
             Libraries ask, to go a way without Python's caches and without decisions; eager gets ``False``.
+        gradients: when the backward is captured. With ``"when_needed"`` the first call whose results require
+            gradients runs the program on fake tensors once more, before it changes anything, and captures forward and
+            backward together; exports need no backward. ``"now"`` captures it at once, and raises at once if the
+            program has no gradients that a captured program can give.
 
     Returns:
         The program: called as the original is, it does what the original does.
@@ -89,6 +93,7 @@ def capture(
         UnsupportedMutationError: the program writes what no functional program can express.
         UnsupportedProgramError: it has tensors or modules that no captured program can have.
         DataDependentError: it branches on tensor values, and the example inputs are fake or ``on_data="raise"``.
+        RuntimeError: with ``gradients="now"``, the backward cannot be captured; the message says why.
 
     Example:
         >>> import torch
@@ -105,9 +110,14 @@ def capture(
         >>> program = capture(bump, (torch.zeros(3),), dynamic_shapes={"x": {0: "length"}})
         >>> program(torch.zeros(5))
         tensor(1.)
+        >>> x = torch.ones(3, requires_grad=True)
+        >>> program = capture(lambda x: (x * x).sum(), (x,), gradients="now")
+        >>> program(x).backward()
+        >>> x.grad
+        tensor([2., 2., 2.])
     """
     check_remove(remove)
-    _check_options(args, on_guard_failure, on_data, cache_size)
+    _check_options(args, on_guard_failure, on_data, cache_size, gradients)
     dynamic_shapes = with_dims(dynamic_shapes)
     if isinstance(fn, CapturedProgram):
         fn = fn.original
@@ -115,15 +125,28 @@ def capture(
 
     def recapture(args: Any, kwargs: Any, order: int = 1, answers: Answers | None = None, **how: Any) -> Capture:
         numbers.expect(how.get("changing", ()))
-        by_data = on_data == "decide", answers, numbers if on_data == "decide" else None
+        request = CaptureRequest(
+            function=how.get("function", fn),
+            args=args,
+            kwargs=kwargs,
+            remove=remove,
+            sizes=DynamicShapes(dynamic_shapes, strict=how.get("strict", False)),
+            optimizer=optimizer,
+            order=order,
+            as_views=how.get("as_views", False),
+            answers=answers,
+            numbers=numbers if on_data == "decide" else None,
+        )
         exporting = answers_of_export() if is_exporting else contextlib.nullcontext()
-        sizes = DynamicShapes(dynamic_shapes, strict=how.get("strict", False))
         with CAPTURING, exporting:
-            func, as_views = how.get("function", fn), how.get("as_views", False)
-            return _captured(func, args, kwargs, as_views, remove, sizes, optimizer, order, by_data)
+            return _captured(request)
 
+    first = recapture(args, dict(kwargs or {}), order=1 if gradients == "now" else 0, strict=True)
+    reason = first.recorded.joint
+    if gradients == "now" and isinstance(reason, Exception) and not isinstance(reason, OverlappingInputsError):
+        raise reason
     return CapturedProgram(
-        recapture(args, dict(kwargs or {}), strict=True),
+        first,
         remove=remove,
         recapture=recapture,
         partition_fn=partition_fn,
@@ -134,7 +157,8 @@ def capture(
     )
 
 
-def _check_options(args: Any, on_guard_failure: str, on_data: str, cache_size: int) -> None:
+def _check_options(args: Any, on_guard_failure: str, on_data: str, cache_size: int, gradients: str) -> None:
+    check_choice("gradients", gradients, ("when_needed", "now"))
     check_choice("on_guard_failure", on_guard_failure, ("raise", "recapture"))
     check_choice("on_data", on_data, ("decide", "raise"))
     if not isinstance(args, (tuple, list)):
@@ -143,97 +167,66 @@ def _check_options(args: Any, on_guard_failure: str, on_data: str, cache_size: i
         raise ValueError(f"cache_size must be at least 1, not {cache_size}")
 
 
-def _captured(
-    func: Callable[..., Any],
-    args: Any,
-    kwargs: Any,
-    as_views: bool,
-    remove: str,
-    dynamic_shapes: DynamicShapes,
-    optimizer: torch.optim.Optimizer | None,
-    order: int,
-    by_data: ByData,
-) -> Capture:
-    """What one capture gives for some inputs; ``order``: how often the program is differentiated.
-
-    ``as_views``: whether inputs that overlap are views of what autograd knows them for views of.
-    """
+def _captured(request: CaptureRequest) -> Capture:
+    """What one capture gives, by as many runs of the program as it takes."""
     traced: list[Traced] = []  # by each run
-    converted, numbers = Conversions.count, by_data[2]
-    again = partial(_captured, func, args, kwargs, as_views, remove, dynamic_shapes, optimizer, order, by_data)
+    converted, numbers = Conversions.count, request.numbers
     try:
         with Conversions.deciding(numbers is not None and not numbers.converts):
-            found = _found(func, args, kwargs, as_views, remove, dynamic_shapes, optimizer, order, by_data, traced)
+            captured = _run(request, traced)
     except NumberRead:
-        for run in traced:
-            run.empty_caches()
+        _empty_caches(traced)
         numbers.follows_steps = True  # type: ignore[union-attr]
-        return again()
+        return _captured(request)
     except LineWanted as wanted:
-        found_so = partial(_found, func, args, kwargs, as_views, remove, dynamic_shapes, optimizer, order)
-        another_run = partial(found_so, by_data, traced)
-        refusal = wanted.refusal(another_run)
-        for run in traced:
-            run.empty_caches()
+        refusal = wanted.refusal(partial(_run, request, traced))
+        _empty_caches(traced)
         raise refusal from None
     except Exception as error:
-        for run in traced:
-            run.empty_caches()
-        if numbers is not None and numbers.converts and Conversions.count > converted and by_data[1] is None:
-            return numbers.without_conversions(again)
+        _empty_caches(traced)
+        if numbers is not None and numbers.converts and Conversions.count > converted and request.answers is None:
+            return numbers.without_conversions(partial(_captured, request))
         if not (numbers is not None and isinstance(error, UnsupportedProgramError) and numbers.give_up()):
             raise
-        return again()
+        return _captured(request)
     for run in traced:
         run.check()
-    return found
+    return captured
 
 
-def _found(
-    func: Callable[..., Any],
-    args: Any,
-    kwargs: Any,
-    as_views: bool,
-    remove: str,
-    dynamic_shapes: DynamicShapes,
-    optimizer: torch.optim.Optimizer | None,
-    order: int,
-    by_data: ByData,
-    traced: list[Traced],
-) -> Capture:
-    """What :func:`_captured` gives; ``traced`` gets what was traced on the way."""
-    roots: dict[str, Any] = {"": func} if is_module(func) else {}
-    if optimizer is not None:
-        roots["optimizer"] = optimizer
-    step = training_step(func, optimizer) if optimizer is not None and is_module(func) else func
+def _empty_caches(traced: Iterable[Traced]) -> None:
+    for run in traced:
+        run.empty_caches()
 
-    def begun(**options: bool) -> CaptureSession:
-        inputs = ProgramInputs(func, roots, args, kwargs, numbers=by_data[2], **options)
-        inputs.inputs = with_roots(inputs.inputs) if as_views else inputs.inputs
-        session = CaptureSession(step, inputs, remove, dynamic_shapes, order, by_data)
+
+def _run(request: CaptureRequest, traced: list[Traced]) -> Capture:
+    """Run the program, with the hooks and the gradients that it needs; ``traced`` gets what each run traced."""
+
+    def new_session(*, hooked: bool, suppose_gradients: bool = False) -> CaptureSession:
+        session = CaptureSession(request, hooked=hooked, suppose_gradients=suppose_gradients)
         traced.append(session.traced)
         return session
 
-    first = begun()
-    found = first.run_unless_hooked()
-    hooked = found is None
-    if found is None:
+    first = new_session(hooked=False)
+    recorded = first.run_unless_hooked()
+    hooked = recorded is None
+    if recorded is None:
         first.empty_caches()
-        first = begun(hooked=True)
-        found = first.run()
-    if not found.metadata.gradients or first.has_all_gradients:
-        return first.capture(found)
+        first = new_session(hooked=True)
+        recorded = first.run()
+    if not recorded.metadata.gradients or first.has_all_gradients:
+        return first.capture(recorded)
     # The next call will find the gradients that this one leaves. A program that drops them first is right for both.
     first.empty_caches()
-    second = begun(hooked=hooked, suppose_gradients=True)
-    assuming = _run_unless_raising(second)
-    if assuming is not None and serves_without_gradients(assuming, found):
-        return second.capture(assuming)
-    return first.capture(found)
+    second = new_session(hooked=hooked, suppose_gradients=True)
+    supposing = _run_unless_raising(second)
+    if supposing is not None and serves_without_gradients(supposing, recorded):
+        return second.capture(supposing)
+    return first.capture(recorded)
 
 
 def _run_unless_raising(session: CaptureSession) -> Recorded | None:
-    """What a run finds that supposes more than this call has; None if it raises, which is then not this call's."""
+    """What a run records that supposes more than this call has; None if it raises, which is then not this call's."""
     try:
         return session.run()
     except Exception:

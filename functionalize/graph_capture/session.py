@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -28,26 +27,25 @@ from functionalize.graph_capture.backward.hooks_left import HooksLeft
 from functionalize.graph_capture.finish.objects import ObjectGraph
 from functionalize.graph_capture.finish.side_effects import SideEffectRecorder, refuse_changes_inside
 from functionalize.graph_capture.inputs.asked_sizes import AskedSizes
-from functionalize.graph_capture.inputs.dynamic_shapes import DynamicShapes, dims_of, size_guards
-from functionalize.graph_capture.inputs.hyperparameters import ChangingNumbers, Numbers
+from functionalize.graph_capture.inputs.dynamic_shapes import dims_of, size_guards
+from functionalize.graph_capture.inputs.hyperparameters import Numbers
 from functionalize.graph_capture.inputs.inputs import MissingGradient, ProgramInputs, is_leaf
 from functionalize.graph_capture.inputs.tensor_attributes import TensorAttributes
-from functionalize.graph_capture.inputs.view_inputs import view_of
+from functionalize.graph_capture.inputs.view_inputs import view_of, with_roots
 from functionalize.graph_capture.inputs.watched_state import WatchedState
 from functionalize.graph_capture.recording import RecordingSession
 from functionalize.graph_capture.refusals.changed_code import code_put_back
 from functionalize.graph_capture.refusals.iterators import iterators_kept
 from functionalize.graph_capture.refusals.leaks import Traced, take_back
 from functionalize.graph_capture.refusals.schedules import ScheduleSteps
-from functionalize.graph_capture.refusals.started_threads import started_threads_refused
-from functionalize.graph_capture.refusals.streams import streams_refused
 from functionalize.graph_capture.refusals.torch_errors import UNANSWERABLE, unanswerable
+from functionalize.graph_capture.request import CaptureRequest
 from functionalize.graph_capture.trace.data_oracle import Decider
-from functionalize.graph_capture.trace.example_data import NoDataError
-from functionalize.graph_capture.trace.numbers.symbol_values import have_plain_keys, values_of_symbols
-from functionalize.graph_capture.trace.numbers.symbolic_math import math_of_symbols
+from functionalize.graph_capture.trace.example_data import ExampleData, NoDataError
+from functionalize.graph_capture.trace.numbers.number_methods import have_plain_keys
 from functionalize.graph_capture.trace.numbers.texts import Texts
-from functionalize.graph_capture.trace.patched_type_checks import classes_of_stand_ins
+from functionalize.graph_capture.trace.patched_type_checks import TypeChecks
+from functionalize.graph_capture.trace.patches import RunPatches, symbols_expected
 from functionalize.graph_capture.trace.provenance import Provenance
 from functionalize.graph_capture.trace.random.random_sources import RandomSources, TorchGenerators
 from functionalize.graph_capture.trace.random.unread_draws import UnreadDraws
@@ -56,7 +54,6 @@ from functionalize.python_state.traversal_rules import PLAIN, of_proxy
 from functionalize.runtime.call_tree import CallTree
 from functionalize.runtime.calls.specialization import Capture, Recorded
 from functionalize.runtime.capturing import CAPTURES
-from functionalize.runtime.decisions import Answers
 from functionalize.runtime.guards.guards import Assumptions, Guards
 from functionalize.runtime.guards.modes import modes_now
 from functionalize.runtime.outputs.side_effects import LeftInObjects
@@ -66,35 +63,29 @@ from functionalize.transform.api import run_call
 from functionalize.transform.borrowed_memory import BorrowedMemory
 from functionalize.transform.gradients.autograd_notes import Questions
 
-# Whether data decide; instead of them, what is to be answered; the numbers that data of their own decide by.
-ByData = tuple[bool, Answers | None, ChangingNumbers | None]
-
 
 class CaptureSession(RecordingSession):
     """One run of a program on fake tensors in the places of its inputs."""
 
-    def __init__(
-        self,
-        func: Callable[..., Any],
-        inputs: ProgramInputs,
-        remove: str,
-        sizes: DynamicShapes,
-        order: int,
-        by_data: ByData,
-    ) -> None:
-        self._func, self._inputs = func, inputs
+    def __init__(self, request: CaptureRequest, *, hooked: bool = False, suppose_gradients: bool = False) -> None:
+        """``hooked``: the program runs the hooks on gradients of its state; ``suppose_gradients``: leaves have some."""
+        self._program, self._inputs = request.program, _inputs_of(request, hooked, suppose_gradients)
+        inputs = self._inputs
         self._modes = modes_now()
+        self._unread = UnreadDraws()
         self._asked = Questions()  # what the program has asked tensors
         self._constants = dict[int, tuple[torch.Tensor, int]]()  # tensors of no state that it wrote, their versions
-        dims = {} if sizes.spec is None else dims_of(inputs, sizes.spec)
+        dims = {} if request.sizes.spec is None else dims_of(inputs, request.sizes.spec)
         tensors = [entry.value for entry in inputs.inputs if isinstance(entry.value, torch.Tensor)]
         symbolic = bool(dims)
         fake_mode = fake_mode_of(tensors) or new_fake_mode(symbolic=symbolic, metas=METAS)
         self._provenance = Provenance(inputs.state.modules, run_call.__code__)
-        remove_views = remove == "mutations_and_views"
+        remove_views = request.remove == "mutations_and_views"
         self._generators = generators = TorchGenerators(self._held, inputs.inputs)
         note = self._provenance.note
-        super().__init__(fake_mode, note, generators.note, remove_views=remove_views, symbolic=symbolic, order=order)
+        super().__init__(
+            fake_mode, note, generators.note, remove_views=remove_views, symbolic=symbolic, order=request.order
+        )
 
         def with_symbols(tensor: torch.Tensor) -> torch.Tensor:
             from functionalize._torch.symbols.symbols import with_symbols  # here: loads sympy
@@ -104,7 +95,7 @@ class CaptureSession(RecordingSession):
         self.states = WatchedState(inputs.state), WatchedState(inputs.arguments)
         self._steps = ScheduleSteps(self.states[0], inputs.schedules)
         self._fakes = fakes_of(tensors, self.factory, dims.keys(), with_symbols)
-        self._sizes = AskedSizes(dims, self._fakes, self._label, strict=sizes.strict)
+        self._sizes = AskedSizes(dims, self._fakes, self._label, strict=request.sizes.strict)
         for entry in inputs.inputs:
             entry.fake = self._substitute(entry.value)
         for entry in inputs.inputs:
@@ -113,9 +104,14 @@ class CaptureSession(RecordingSession):
         self._numbers = Numbers(
             [(e.slot, e.fake) for e in inputs.inputs if isinstance(e.slot, NumberSlot)], inputs.tied
         )
-        if by_data[0]:
-            example = functools.partial(_example, inputs), generators.before
-            self.decider = Decider(self.recorder, self.regions, example, self._provenance.now, by_data[1])
+        if request.numbers is not None:
+            data = ExampleData(
+                self.recorder.tracer,
+                functools.partial(_example, inputs),
+                generators.before,
+                self.regions.drawn_again,
+            )
+            self.decider = Decider(self.recorder, self.regions, data, self._provenance.now, request.answers)
 
     def _substitute(self, value: Any) -> Any:
         """The fake tensor of a value; None of what is no tensor."""
@@ -161,20 +157,20 @@ class CaptureSession(RecordingSession):
     def run_unless_hooked(self) -> Recorded | None:
         """Record the program; None if it took gradients without the hooks that its state has on them."""
         try:
-            found = self.run()
+            recorded = self.run()
         except Exception:
             if not self._misses_hooks:
                 raise
-        return None if self._misses_hooks else found
+        return None if self._misses_hooks else recorded
 
     def run(self) -> Recorded:
         """Record the program, and put the sources of random numbers back."""
         sources, changed = RandomSources(self._held), list[Exception]()
-        self._unread = unread = UnreadDraws()
+        unread = self._unread
         CAPTURES.running += 1
         try:
             watched = self._generators.watched(self._root, self.regions)
-            with outside_of_the_caller(), watched, started_threads_refused(), streams_refused(), unread.watched():
+            with outside_of_the_caller(), watched:
                 found = self._recorded()
         except Exception as error:
             self._check_substitutes(error)  # it may have gone another way than in eager
@@ -202,11 +198,11 @@ class CaptureSession(RecordingSession):
         return [one for one in (*own, *vars(root).values(), *root.buffers()) if isinstance(one, torch.Tensor)]
 
     def _recorded(self) -> Recorded:
-        inputs = self._inputs
+        inputs, mode = self._inputs, self.fake_mode
         self.add_inputs(inputs.inputs)
-        mode = self.fake_mode
         alone = mode.of_this_thread() if isinstance(mode, CaptureFakeMode) else contextlib.nullcontext()
-        state, arguments = (watched.substituted(self._fakes) for watched in self.states)
+        fakes = self._fakes
+        state, arguments = (watched.substituted(fakes) for watched in self.states)
         # Around all: hooks on all modules are among what the program changes.
         with alone, self._provenance.watched(), self._numbers.restored(), state, arguments:
             for entry in inputs.inputs:
@@ -214,35 +210,46 @@ class CaptureSession(RecordingSession):
                     entry.gradient_of.fake.grad = entry.fake
             if inputs.hooked:
                 install_hooks(inputs.inputs)
-            effects = SideEffectRecorder(self.states, inputs.follower.is_log, inputs.walk_again)
-            texts = Texts(inputs.follower.is_log, lambda: inputs.follower.code.catches)
-            symbols = math_of_symbols(self.recorder.tracer), values_of_symbols(mode.shape_env, texts)
-            self._attributes = TensorAttributes(inputs.inputs)
-            code, identity = inputs.follower.code, self._attributes.identity
-            converting, symbolic = code.converting.values(), bool(self._sizes)
-            classes = classes_of_stand_ins(mode.shape_env, code.asking, identity, converting, at_once=symbolic)
-            around = self._attributes.answered(), HooksLeft(self.states)
-            with (
-                self.active(),
-                symbols[0],
-                symbols[1] as looked_up,
-                classes,
-                around[0],
-                around[1] as hooks,
-                texts.kept(),
-            ):
-                self._sizes.relate()
-                self._sizes.name(mode.shape_env)
-                with self.recorder, self._sizes.lines_noted(mode.shape_env, self._provenance.now):
-                    left = functools.partial(self._left, effects, hooks, texts)
-                    run = functools.partial(self._program, looked_up)
-                    found = self.record(run, inputs.inputs, left, self._provenance.here, self._follow)
+            recorded = self._recorded_on_fakes()
         self._sizes.check(mode.shape_env)
-        self._provenance.write(found.graph)
+        self._provenance.write(recorded.graph)
         self._numbers.check()
         self._attributes.check_given()
         refuse_changes_inside(inputs.settings)
-        return found
+        return recorded
+
+    def _recorded_on_fakes(self) -> Recorded:
+        """Record the program, which finds fake tensors in the places of its inputs."""
+        inputs, environment = self._inputs, self.fake_mode.shape_env
+        code = inputs.follower.code
+        effects = SideEffectRecorder(self.states, inputs.follower.is_log, inputs.walk_again)
+        texts = Texts(inputs.follower.is_log, lambda: inputs.follower.code.catches)
+        self._attributes = TensorAttributes(inputs.inputs)
+        types = TypeChecks(code.asking, self._attributes.identity, code.converting.values())
+        run_patches = RunPatches(
+            tracer=self.recorder.tracer,
+            environment=environment,
+            attributes=self._attributes,
+            texts=texts,
+            types=types,
+            draws=self._unread,
+            looked_up=list[Any](),
+        )
+        with (
+            self.active(),
+            run_patches.patches() as patches,
+            symbols_expected(environment, patches.install_later, at_once=bool(self._sizes)),
+            types.used(),
+            self._attributes.running(),
+            HooksLeft(self.states) as hooks,
+            texts.kept(),
+        ):
+            self._sizes.relate()
+            self._sizes.name(environment)
+            with self.recorder, self._sizes.lines_noted(environment, self._provenance.now):
+                left = functools.partial(self._left, effects, hooks, texts)
+                run = functools.partial(self._run_program, run_patches.looked_up)
+                return self.record(run, inputs.inputs, left, self._provenance.here, self._follow)
 
     def _label(self, tensor: int) -> str:
         """What messages call an argument, by the identity of its tensor."""
@@ -267,16 +274,16 @@ class CaptureSession(RecordingSession):
         self._asked, context.notes.constants = context.notes.asked, self._constants
         context.notes.generators, context.borrowed = self._generators.given, BorrowedMemory(self._held)
 
-    def _program(self, looked_up: list[Any]) -> Any:
+    def _run_program(self, looked_up: list[Any]) -> Any:
         """``looked_up``: gets the numbers that the program looks up in dicts."""
         if self._numbers.places:
             self._numbers.place()
             self.states[0].begin()
+        inputs = self._inputs
+        steps, code = self._steps.noted(), code_put_back(inputs.settings)
         try:
-            inputs = self._inputs
-            code, iterators = code_put_back(inputs.settings), iterators_kept(inputs.state, inputs.arguments)
-            with self._steps.noted(), code, iterators:
-                return self._func(*inputs.args, **inputs.kwargs)
+            with steps, code, iterators_kept(inputs.state, inputs.arguments):
+                return self._program(*inputs.args, **inputs.kwargs)
         finally:
             self._sizes.returned = True
             if looked_up:
@@ -301,16 +308,16 @@ class CaptureSession(RecordingSession):
             found |= {(number, KIND) for number in tensors}
         return found
 
-    def capture(self, found: Recorded) -> Capture:
+    def capture(self, recorded: Recorded) -> Capture:
         """What the run gave, with what it takes for granted."""
-        metadata, inputs = found.metadata, self._inputs
+        metadata, inputs = recorded.metadata, self._inputs
         self._check_substitutes()
-        check_hooks(self._inputs.inputs, found.asked)
+        check_hooks(self._inputs.inputs, recorded.asked)
         supposed = any(isinstance(entry.value, MissingGradient) for entry in inputs.inputs)
         given = self._having_gradients
         at_new = any(id(inputs.inputs[n].value) not in given for n in metadata.gradients)  # that required none, too
         leaves_new = at_new or (bool(metadata.gradients) and not self.has_all_gradients)
-        questions = self._questions(found)
+        questions = self._questions(recorded)
         matter = not supposed and leaves_new
         assumptions = Assumptions(
             self._modes,
@@ -323,12 +330,35 @@ class CaptureSession(RecordingSession):
             asked={(n, name) for n, name in questions if not (supposed and name == GRADIENT)},
             written={number for number, entry in enumerate(inputs.inputs) if entry.writes},
             asks_kinds=any(inputs.follower.code.asking[name] for name in ("type", "Parameter", "Buffer")),
-            laid_out=laid_out(inputs.inputs, found.graph, self._attributes.unused),
+            laid_out=laid_out(inputs.inputs, recorded.graph, self._attributes.unused),
         )
-        ways = inputs.convention, self.modes_left, CallTree.of(inputs.call)
-        code = inputs.follower.code
-        original = self._func, code.catches, code.converts
-        return Capture(found, Guards(metadata, assumptions), inputs.state, *ways, *original, self._unread.calls)
+        return Capture(
+            recorded=recorded,
+            guards=Guards(metadata, assumptions),
+            state=inputs.state,
+            convention=inputs.convention,
+            modes_left=self.modes_left,
+            tree=CallTree.of(inputs.call),
+            original=self._program,
+            catches=inputs.follower.code.catches,
+            converts=inputs.follower.code.converts,
+            unread=self._unread.calls,
+        )
+
+
+def _inputs_of(request: CaptureRequest, hooked: bool, suppose_gradients: bool) -> ProgramInputs:
+    inputs = ProgramInputs(
+        request.function,
+        request.roots,
+        request.args,
+        dict(request.kwargs),
+        hooked=hooked,
+        suppose_gradients=suppose_gradients,
+        numbers=request.numbers,
+    )
+    if request.as_views:
+        inputs.inputs = with_roots(inputs.inputs)
+    return inputs
 
 
 def _example(inputs: ProgramInputs, placeholder: Any) -> Any:

@@ -22,7 +22,7 @@ from functionalize._torch import SYMBOLS, OpOverload, pytree
 from functionalize._torch.exporting import on_numbers
 from functionalize._torch.symbols.sizes import unbacked
 from functionalize.backends.export.emitter import Emitter
-from functionalize.graph_capture.trace.numbers.symbolic_math import rest
+from functionalize.graph_capture.trace.numbers.number_methods import rest
 
 aten = torch.ops.aten
 _ITEM = aten._local_scalar_dense.default

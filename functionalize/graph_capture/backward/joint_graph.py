@@ -94,12 +94,15 @@ class JointTracer:
         order: int,
         states: Sequence[StateWalk],
     ) -> None:
-        """``order``: how often the program is differentiated; ``states``: the objects that it reaches."""
+        """``order``: how often the program is differentiated, 0 for its forward alone.
+
+        ``states``: the objects that it reaches.
+        """
         self._mode, self._tracer, self._fake_mode, self.regions = mode, tracer, fake_mode, regions
-        self._order, self._states = order, states
+        self.order, self._states = order, states
         self._grad_fns: dict[int, Any] = {}
         self.refused: Mapping[int, Exception] = {}  # results that have no gradient, while others have, and why
-        self._refusal: Exception | None = None  # where none has one, or not all that are written to inputs
+        self.refusal: Exception | None = None  # where none has one, or not all that are written to inputs
         regions.node_of = lambda tensor: tracked_node(tracer, mode.context.value(tensor))
 
     def begin(self, inputs: Sequence[TracedInput]) -> None:
@@ -193,7 +196,7 @@ class JointTracer:
         with requiring(edges):
             refused = refusals(targets, edges)
         if len(refused) == len(targets) or not written.isdisjoint(refused):
-            self._refusal = next(iter(refused.values()), None)
+            self.refusal = next(iter(refused.values()), None)
             return targets
         self.refused = refused
         return {result: target for result, target in targets.items() if result not in refused}
@@ -214,13 +217,13 @@ class JointTracer:
         before = set(graph.nodes)
         tangents: list[list[Node]] = []
         contents = Contents(self._states)
-        if self._refusal is not None:
-            return self._refusal
+        if self.refusal is not None:
+            return self.refusal
         try:
             results: list[Any] = [*(outputs[position] for position in wanted.results), *bases]
             level = _Level([entry.edge for entry in inputs if entry.edge is not None], wanted, results)
             with apart(inputs, self._mode.context.notes.asked), decisions.of_backward(before) as added:
-                for _ in range(1, self._order):
+                for _ in range(1, self.order):
                     level = self._next(level, tangents)
                 forward = set(graph.nodes)
                 with requiring(level.sources):
@@ -228,7 +231,7 @@ class JointTracer:
                 found, _, given = self._gradients(level, tangents, create_graph=False)
                 written = list(map(self._written, given))
             contents.check()
-            if self._order == 1 and all(gradient is None for gradient in found):
+            if self.order == 1 and all(gradient is None for gradient in found):
                 return None
             marked = self.regions.resolve()
             _refuse_drawn(node for node in graph.nodes if node in forward - before)
@@ -236,14 +239,14 @@ class JointTracer:
             names = [entry.name for entry in inputs]
             names += [str(node.target) for nodes in tangents[:-1] for node in nodes]
             primals = [*graph.find_nodes(op="placeholder")][: len(inputs)] + [n for t in tangents[:-1] for n in t]
-            level = level.giving(added if self._order == 1 else (), outputs)
+            level = level.giving(added if self.order == 1 else (), outputs)
             forward |= nodes_behind(outputs)
             placeholders = primals, tangents[-1] if tangents else []
             joint = copied(graph, placeholders, [*level.results, *found, *written], forward, marked)
             gradients = dict(zip(self._numbers(inputs, tangents[:-1]), found, strict=True))
             return functools.partial(self._frozen, joint, inputs, names, gradients, level.wanted, reached)
         except Exception as error:
-            return of_derivative(error, self._order)
+            return of_derivative(error, self.order)
         finally:
             _erase_backward(graph, before.union(nodes_behind(outputs)), [n for nodes in tangents for n in nodes])
 
@@ -345,7 +348,7 @@ class JointTracer:
         """The joint graph once the metadata is known; before, ``graph`` takes all inputs of the program."""
         placeholders = list(graph.find_nodes(op="placeholder"))
         taken = [n for n in range(len(names)) if n not in metadata.unused]
-        if self._order > 1:  # of others than the first, only what is used
+        if self.order > 1:  # of others than the first, only what is used
             for node in [node for node in graph.nodes if tables.acts(node.target)]:
                 graph.erase_node(node)  # the call has done that
             graph.eliminate_dead_code(Node.is_impure)  # random numbers stay
@@ -355,7 +358,7 @@ class JointTracer:
             for node in (*unused.users, unused):  # reads a number that nobody needs
                 graph.erase_node(node)
         fakes = {number: entry.fake for number, entry in enumerate(inputs) if entry.fake is not None}
-        at_risk = _at_risk(fakes, taken, metadata) if self._order == 1 else []
+        at_risk = _at_risk(fakes, taken, metadata) if self.order == 1 else []
         positions = {number: position for position, number in enumerate(gradients)}
         return JointGraph(
             module_without_code(self._tracer.root, graph),
@@ -370,7 +373,7 @@ class JointTracer:
             frozenset(taken.index(n) for n in metadata.detached if n in taken),
             reads_storages(graph),
             bool(self._mode.context.notes.hides_writes),
-            _in_positions(metadata.symbols, taken, wanted.results if self._order == 1 else ()),
+            _in_positions(metadata.symbols, taken, wanted.results if self.order == 1 else ()),
             sources_of(graph, len(wanted.layouts), sharing([fakes.get(number) for number in taken]), reached),
             _draws(self._tracer.root, graph, names),
         )

@@ -49,7 +49,7 @@ from functionalize.graph_capture.trace.example_data import refuse_acting
 from functionalize.ops import tables
 from functionalize.python_state.reconstruct import GraphNumber, TensorRef
 from functionalize.reachability import nodes_behind
-from functionalize.runtime.autograd.joint import JointGraph
+from functionalize.runtime.autograd.joint import Backward, JointGraph
 from functionalize.runtime.calls.decided_call import decided_ahead
 from functionalize.runtime.calls.specialization import Recorded
 from functionalize.runtime.decisions import Decision
@@ -172,7 +172,7 @@ class GraphFinalizer:
         mutations: Sequence[InputMutation],
         results: Sequence[Any],
         decisions: DecisionsOfGraph,
-    ) -> EndJoint | Exception | None:
+    ) -> EndJoint | Exception | Backward | None:
         """The joint graph; None where autograd knows nothing that the caller gets."""
         joint.find_new_leaves(self.inputs)
         wanted = joint.wanted(self.inputs, analysis, aliases, self.handles, mutations, results)
@@ -185,6 +185,8 @@ class GraphFinalizer:
         refused = refused_write(self.context, self.inputs, begun, mutations)
         if refused is not None:
             return refused
+        if joint.order == 0:
+            return Backward.UNTRACED if joint.refusal is None else joint.refusal
         with tracing_disabled():
             bases = [self._node(self.context.value(analysis.base_handles[number])) for number in wanted.bases]
         return joint.trace(self.inputs, wanted, self.outputs.nodes, bases, decisions)
@@ -386,7 +388,7 @@ class GraphFinalizer:
         acts = any(tables.acts(node.target) or tables.communicates(node.target) for node in graph.nodes)
         return GraphTraits(len(shown), keeps_workspaces(graph), decisions, draws, numbers, sparse, own, ours, acts)
 
-    def _recorded(self, metadata: ProgramMetadata, joint: JointGraph | Exception | None) -> Recorded:
+    def _recorded(self, metadata: ProgramMetadata, joint: JointGraph | Exception | Backward | None) -> Recorded:
         self.context.notes.note_given(self.handles)
         groups: dict[int, list[str]] = {}
         for entry in self.inputs:

@@ -22,6 +22,7 @@ from functionalize._torch import FakeTensor
 from functionalize.errors import UnsupportedProgramError
 from functionalize.graph_capture.inputs.inputs import TracedInput
 from functionalize.graph_capture.refusals.changed_lines import LineWanted
+from functionalize.patches import Patch
 from functionalize.python_state.containers import ABSENT
 from functionalize.python_state.traversal_rules import PLAIN_BASES
 from functionalize.runtime.guards.tensors import IDENTITY, AskedAttribute
@@ -43,20 +44,17 @@ class TensorAttributes:
         self.unused = set[int]()  # inputs, by the identities of their fakes, that the program has not used so far
 
     @contextlib.contextmanager
-    def answered(self) -> Iterator[None]:
+    def running(self) -> Iterator[None]:
         """While the program runs."""
-        kind: Any = FakeTensor
         TensorAttributes._running = self
-        around = vars(kind).get("__getattr__")  # of a capture in which this one runs
-        kind.__getattr__ = lambda fake, name: self._answer(fake, name)
         try:
             yield
         finally:
             TensorAttributes._running = None
-            if around is None:
-                del kind.__getattr__
-            else:
-                kind.__getattr__ = around
+
+    def rows(self) -> Iterator[Patch]:
+        """Have fake tensors answer for what they stand for; to other threads, too, which meet none of this capture."""
+        yield Patch.by(lambda fake, name: self._answer(fake, name), FakeTensor, "__getattr__", shared=True)
 
     def check_given(self) -> None:
         """Raise if the program gave an attribute to an input.

@@ -1,51 +1,38 @@
 """Threads that a program starts: what they compute is not in the graph, so a capture refuses them.
 
-Invariant: threads that others start are not concerned; captures run one at a time, so each puts back what it replaced.
-Limits: threads of libraries (a progress bar's) may start.
+Invariant: threads that others start are not concerned. Limits: threads of libraries (a progress bar's) may start.
 """
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from functionalize.errors import UnsupportedProgramError
+from functionalize.patches import Patch
 from functionalize.python_state.ownership import is_own
 
 _STARTS = tuple(name for name in ("_start_new_thread", "_start_joinable_thread") if hasattr(threading, name))
 
 
-@contextlib.contextmanager
-def started_threads_refused() -> Iterator[None]:
-    """While a program runs in this thread.
+def rows_for_threads() -> Iterator[Patch]:
+    """Have the program raise `UnsupportedProgramError` where it starts a thread."""
+    return (Patch(threading, name, _refusing) for name in _STARTS)
 
-    Raises:
-        UnsupportedProgramError: it starts another one.
-    """
-    own, before = threading.get_ident(), {name: getattr(threading, name) for name in _STARTS}
 
-    def refusing(start: Any) -> Any:
-        def started(run: Any, *args: Any, **kwargs: Any) -> Any:
-            if threading.get_ident() == own and _is_of_program(getattr(run, "__self__", None)):
-                raise UnsupportedProgramError(
-                    "the program starts a thread",
-                    why="a capture records one thread, so the thread's computation would not be part of the program",
-                    hint="compute in one thread, or start the threads around the captured program",
-                )
-            return start(run, *args, **kwargs)
+def _refusing(start: Callable[..., Any]) -> Callable[..., Any]:
+    def started(run: Any, *args: Any, **kwargs: Any) -> Any:
+        if _is_of_program(getattr(run, "__self__", None)):
+            raise UnsupportedProgramError(
+                "the program starts a thread",
+                why="a capture records one thread, so the thread's computation would not be part of the program",
+                hint="compute in one thread, or start the threads around the captured program",
+            )
+        return start(run, *args, **kwargs)
 
-        return started
-
-    for name, start in before.items():
-        setattr(threading, name, refusing(start))
-    try:
-        yield
-    finally:
-        for name, start in before.items():
-            setattr(threading, name, start)
+    return started
 
 
 def _is_of_program(thread: Any) -> bool:

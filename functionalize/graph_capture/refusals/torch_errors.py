@@ -127,12 +127,13 @@ _KNOWN = (
     ),
     *(
         _Known(
-            kind,
+            text,
             f"the program passes a data-dependent number (a {kind}) to a function that takes only plain Python numbers",
             "while a program is captured, such a number is a symbol for the numbers of all calls",
             "call float() or int() on it (which then becomes a branch on its value), or compute with tensors",
         )
-        for kind in ("SymFloat", "SymInt", "SymBool")
+        for kind, plain in (("SymFloat", "float"), ("SymInt", "int"), ("SymBool", "bool"))
+        for text in (kind, f"Object of type {plain} is not JSON serializable")  # `json` names the class of the value
     ),
 )
 

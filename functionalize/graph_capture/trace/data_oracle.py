@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch.export.graph_signature import OutputKind
 from torch.fx import Node
 
@@ -41,16 +40,13 @@ class Decider:
         self,
         recorder: RecordingMode,
         regions: CheckpointRegions,
-        example: tuple[Callable[[Node], Any], Callable[[torch.Generator], torch.Tensor]],
+        data: ExampleData,
         here: Callable[[], Origin],
         answers: Answers | None,
     ) -> None:
-        """``example``: what a placeholder is for the example inputs, and the state of a generator before the program.
-
-        ``answers``: what to answer, in order, where the program is to go the way of another capture.
-        """
+        """``data``: of the example inputs; ``answers``: those of another capture, in order, whose branches to take."""
         self._recorder, self._regions, self._here, self._answers = recorder, regions, here, answers
-        self._data = ExampleData(recorder.tracer, *example, regions.drawn_again)
+        self._data = data
         self._known = dict[Node, Any]()
         self._facts = dict[Any, Any]()  # of expressions of integers, which may have several nodes
         self.taken: list[Taken] = []

@@ -1,13 +1,13 @@
 """What ``isinstance``, ``type`` and ``id`` say of what stands for tensors and numbers: what they say of these.
 
-Invariant: other code than the program's gets the same answers as before. Limits: ``isinstance`` that code of the
-program calls by name, ``type`` and ``id`` in functions that a capture follows; ``x.__class__`` and class patterns of
-``match`` see the substitute.
+Of numbers, ``isinstance`` says what their own table of methods says (`number_methods`).
+
+Invariant: other code than the program's gets the same answers as before. Limits: ``type`` and ``id`` in functions that
+a capture follows; of tensors, ``x.__class__`` is that of the substitute.
 """
 
 from __future__ import annotations
 
-import builtins
 import contextlib
 import functools
 import statistics
@@ -22,52 +22,70 @@ from torch.nn.modules import module as modules
 from functionalize._torch import FakeTensor
 from functionalize.call_stack import is_of_program
 from functionalize.graph_capture.trace.numbers.conversions import convert, functions_of
+from functionalize.graph_capture.trace.numbers.number_methods import CLASSES
+from functionalize.patches import Patch, Patches
 
-_NUMBERS: dict[type, Any] = {torch.SymInt: 0, torch.SymFloat: 0.0, torch.SymBool: False}
 
+class TypeChecks:
+    """What one run of a program finds as ``isinstance``, ``type`` and ``id``; its conversions by ``float``, ``int``."""
 
-@contextlib.contextmanager
-def classes_of_stand_ins(
-    environment: Any,
-    asking: Mapping[str, Mapping[int, dict[str, Any]]],
-    identity: Callable[[Any], int],
-    converting: Iterable[Any],
-    *,
-    at_once: bool,
-) -> Iterator[None]:
-    """Have symbols and fake tensors be of the classes of what they stand for.
+    def __init__(
+        self,
+        asking: Mapping[str, Mapping[int, dict[str, Any]]],
+        identity: Callable[[Any], int],
+        converting: Iterable[Any],
+    ) -> None:
+        """``asking``: by names, the globals of functions that have them.
 
-    ``environment``: the ``DecidingShapeEnv`` of the trace, if it has one; ``asking``: by names, the globals of
-    functions that have them: ``type``, ``id``, and ``FakeTensor``, as libraries do that go other ways for fake tensors;
-    ``identity``: what ``id`` says; ``converting``: functions that call ``float`` or ``int``; ``at_once``: there are
-    symbols from the beginning, else from the first data-dependent one on.
-    """
-    lent: list[tuple[dict[str, Any], str, Any]] = [(variables, "type", _Type) for variables in asking["type"].values()]
-    lent += [(vars(statistics), "type", _Type)]  # it makes results of the classes that it finds
-    lent += [(variables, "id", identity) for variables in asking["id"].values() if not _is_of_torch(variables)]
-    of_fakes = (*asking["FakeTensor"].values(), *_libraries_asking())
-    lent += [(variables, "isinstance", _isinstance_of_fakes) for variables in of_fakes]
-    classes, compiled = _Classes(lent, convert(converting)), torch.compile
-    has_symbols = hasattr(environment, "on_data_symbol")
+        These are ``type``, ``id``, and ``FakeTensor``, as libraries do that go other ways for fake tensors.
+        ``identity``: what ``id`` says; ``converting``: functions that call ``float`` or ``int``.
+        """
+        self._asking, self._identity, self._converting = asking, identity, converting
+        self._checks: Patches | None = None
 
-    def begin() -> None:
-        environment.on_data_symbol = None
-        classes.take_symbols()
+    def rows(self) -> Iterator[Patch]:
+        """Have the program use these."""
+        yield Patch(torch, "compile", self._as_before)
 
-    if has_symbols:
-        environment.on_data_symbol = begin
-    try:
-        classes.install()
-        torch.compile = classes.as_before(compiled)
-        if has_symbols and at_once:
-            begin()
-        yield
-    finally:
-        torch.compile = compiled
-        classes.take_back()
-        classes.ended = True
-        if has_symbols:
-            environment.on_data_symbol = None
+    @contextlib.contextmanager
+    def used(self) -> Iterator[None]:
+        """While the program runs."""
+        with Patches([*self._of_globals(), *self._conversions()]) as self._checks:
+            yield
+        self._checks = None
+
+    def _of_globals(self) -> Iterator[Patch]:
+        asking, identity = self._asking, self._identity
+        found: list[tuple[dict[str, Any], str, Any]] = [
+            *((variables, "type", _Type) for variables in asking["type"].values()),
+            (vars(statistics), "type", _Type),  # it makes results of the classes that it finds
+            *((variables, "id", identity) for variables in asking["id"].values() if not _is_of_torch(variables)),
+            *((one, "isinstance", _isinstance) for one in (*asking["FakeTensor"].values(), *_libraries_asking())),
+        ]
+        for variables, name, value in found:
+            if name not in variables:
+                yield Patch.by(value, variables, name, shared=True)
+
+    def _conversions(self) -> Iterator[Patch]:
+        for function, code in convert(self._converting):
+            yield Patch.by(code, function, "__code__", shared=True)
+
+    def _as_before(self, compiled: Any) -> Any:
+        """``torch.compile`` for bodies of higher-order operators: Dynamo knows Python's classes alone."""
+
+        @functools.wraps(compiled)
+        def compile(*args: Any, **options: Any) -> Any:
+            made = compiled(*args, **options)
+            if is_of_program(sys._getframe(2).f_code):  # the first is that of the replaced name
+                return made
+
+            def called(*inputs: Any, **named: Any) -> Any:
+                with contextlib.nullcontext() if self._checks is None else self._checks.suspended():
+                    return made(*inputs, **named)
+
+            return called
+
+        return compile
 
 
 def _is_of_torch(variables: dict[str, Any]) -> bool:
@@ -75,66 +93,12 @@ def _is_of_torch(variables: dict[str, Any]) -> bool:
     return str(variables.get("__name__")).partition(".")[0] == "torch"
 
 
-class _Classes:
-    """``isinstance``, ``type`` and ``id`` of one capture, and code that converts by ``float`` and ``int``."""
-
-    def __init__(
-        self, lent: Iterable[tuple[dict[str, Any], str, Any]], codes: Iterable[tuple[Any, types.CodeType]]
-    ) -> None:
-        self._isinstance = self._before = builtins.isinstance
-        self._lent = [(variables, name, value) for variables, name, value in lent if name not in variables]
-        self._codes = [(function, function.__code__, code) for function, code in codes]
-        self.ended = False
-
-    def install(self) -> None:
-        """Have the program use them."""
-        builtins.isinstance = self._isinstance
-        for variables, name, value in self._lent:
-            variables[name] = value
-        for function, _, code in self._codes:
-            function.__code__ = code
-
-    def take_back(self) -> None:
-        """Have it use Python's."""
-        builtins.isinstance = self._before
-        for variables, name, _ in self._lent:
-            variables.pop(name, None)
-        for function, code, _ in self._codes:
-            function.__code__ = code
-
-    def take_symbols(self) -> None:
-        """There are symbols from now on."""
-        builtins.isinstance = self._isinstance = _of_numbers(self._before)
-
-    def as_before(self, compiled: Any) -> Any:
-        """``torch.compile`` for bodies of higher-order operators: Dynamo knows Python's classes alone."""
-
-        @functools.wraps(compiled)
-        def compile(*args: Any, **options: Any) -> Any:
-            made = compiled(*args, **options)
-            if is_of_program(sys._getframe(1).f_code):
-                return made
-
-            def called(*inputs: Any, **named: Any) -> Any:
-                if self.ended:
-                    return made(*inputs, **named)
-                self.take_back()
-                try:
-                    return made(*inputs, **named)
-                finally:
-                    self.install()
-
-            return called
-
-        return compile
-
-
-def _isinstance_of_fakes(value: Any, kinds: Any, /) -> bool:
+def _isinstance(value: Any, kinds: Any, /) -> bool:
     """What ``isinstance`` is to code that knows fake tensors by name."""
     kind = type(value)
     if kind is FakeTensor:
         return isinstance(value, _but_for_fakes(kinds))
-    return isinstance(value, kinds) or (kind in _NUMBERS and isinstance(_NUMBERS[kind], kinds))
+    return isinstance(value, kinds) or (kind in CLASSES and isinstance(CLASSES[kind](), kinds))
 
 
 def _but_for_fakes(kinds: Any) -> Any:
@@ -169,23 +133,13 @@ def _names_fakes(code: types.CodeType) -> bool:
     )
 
 
-def _of_numbers(plain: Callable[[Any, Any], bool]) -> Any:
-    def isinstance(value: Any, kinds: Any, /) -> bool:
-        if plain(value, kinds):
-            return True
-        kind = type(value)
-        return kind in _NUMBERS and is_of_program(sys._getframe(1).f_code) and plain(_NUMBERS[kind], kinds)
-
-    return isinstance
-
-
 def _class_of(value: Any) -> Any:
     """The class of what a value stands for."""
     kind = type(value)
     if kind is FakeTensor:
         buffer = torch.nn.Buffer if isinstance(value, torch.nn.Buffer) else torch.Tensor
         return torch.nn.Parameter if isinstance(value, torch.nn.Parameter) else buffer
-    return type(_NUMBERS[kind]) if kind in _NUMBERS else _Type if kind is type else kind
+    return CLASSES.get(kind, _Type if kind is type else kind)
 
 
 class _OfType(type):

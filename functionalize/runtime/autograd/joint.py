@@ -6,6 +6,7 @@ halves are functions of tensors and plain values, compiled by whoever cut the jo
 
 from __future__ import annotations
 
+import enum
 import functools
 import operator
 from collections.abc import Callable, Sequence
@@ -59,6 +60,12 @@ class JointGraph:
     symbols: SymbolSources  # in positions of these inputs and results
     sources: Sources  # what the gradients are computed from
     draws: tuple[Any, ...]  # generators that the graph draws random numbers from, as `RandomState` names them
+
+
+class Backward(enum.Enum):
+    """In the place of a joint graph: what has gradients, but was recorded without its backward (order 0)."""
+
+    UNTRACED = enum.auto()
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,7 +16,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 from functionalize._torch import OpOverload, pytree
-from functionalize._torch.autograd import default_partition_fn, partitioning
+from functionalize._torch.autograd import default_partition_fn, module_without_code, partitioning
 from functionalize.ops import tables
 from functionalize.ops.variants import view_of
 from functionalize.reachability import nodes_behind
@@ -54,6 +54,7 @@ def partition(joint: JointGraph, partition_fn: PartitionFn | None, compile_fn: C
     order = {node: position for position, node in reversed(list(enumerate(results))) if isinstance(node, Node)}
     computed = [node for node in ends if node is not None]
     rebuilt = _rebuilt(forward, names, results, copies)
+    views = _views(rebuilt, own)  # before it is compiled, which uses it up
     return ForwardCall(
         joint,
         compile_fn(rebuilt),
@@ -62,7 +63,7 @@ def partition(joint: JointGraph, partition_fn: PartitionFn | None, compile_fn: C
         [None if n is None or gradients[n] is None else computed.index(gradients[n]) for n in joint.gradients],
         [None if node is None else computed.index(node) for node in written],
         [n for n, node in enumerate(outputs[:own]) if node in order and (node.op == "placeholder" or order[node] < n)],
-        _views(rebuilt, own),
+        views,
         strides,
     )
 
@@ -251,7 +252,7 @@ def _rebuilt(
         node.target = copies.get(node.target, node.target)
     graph.output(map_arg(tuple(outputs), made.__getitem__))
     graph.eliminate_dead_code(Node.is_impure)
-    return GraphModule(module, graph)
+    return module_without_code(module, graph)
 
 
 def _views_for_copies(graph: Graph) -> dict[Any, Any]:

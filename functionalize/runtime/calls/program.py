@@ -35,6 +35,7 @@ from functionalize.errors import (
     in_words,
 )
 from functionalize.runtime.arguments import CallArguments
+from functionalize.runtime.autograd.joint import JointGraph
 from functionalize.runtime.autograd.partition import PartitionFn
 from functionalize.runtime.calls.specialization import Capture, Recapture, Specialization
 from functionalize.runtime.calls.variants import Variant, agreeing, too_many, undecided
@@ -50,6 +51,11 @@ _IN_TRANSFORM = (
     "a captured program is called inside torch.func.grad, vmap, jvp, dual_level or a similar transform\n"
     "    why  the program computes with plain tensors, so the transform would treat its results as constants\n"
     "    try  capture a function that applies the transform, or transform the original"
+)
+_NO_GRADIENTS = (
+    "the program has no joint graph of forward and backward for these arguments\n"
+    "    why  none of its results depends on an input that requires gradients, or gradients are off\n"
+    "    try  pass inputs that require gradients, outside of torch.no_grad()"
 )
 _BOUND = (
     "a captured program cannot be copied or pickled\n"
@@ -123,18 +129,21 @@ class CapturedProgram(Exports):
         self.remove = remove
         self._recapture, self._on_guard_failure = recapture, on_guard_failure
         self._partition_fn, self._cache_size, self.original = partition_fn, cache_size, original
-        self._first = Specialization(capture, partition_fn, recapture)
-        self._recorded, self._metadata, self.graph = capture.recorded, capture.recorded.metadata, capture.recorded.graph
+        self._set_first(Specialization(capture, partition_fn, recapture))
         self._specializations = [self._first]  # the one that was called last comes first
         self._convention, self._lock = capture.convention, threading.Lock()
         self._others: dict[Any, CapturedProgram] = {}  # by how many arguments they have, and by what names
 
-    @functools.cached_property
+    def _set_first(self, first: Specialization) -> None:
+        self._first, self._recorded, self._metadata = first, first.recorded, first.metadata
+        self.graph = first.recorded.graph
+
+    @property
     def signature(self) -> ExportGraphSignature:
         """What each input and output of ``graph_module`` is, in the words of ``torch.export``."""
         return self._recorded.signature()
 
-    @functools.cached_property
+    @property
     def mutations(self) -> list[Mutation]:
         """Every write to an input or to state."""
         return [
@@ -311,12 +320,16 @@ class CapturedProgram(Exports):
                 others = [known for known in self._specializations if known not in tried]
                 found = agreeing(others, known_answers, arguments)
                 floats = found is None and self._are_too_many_floats(chosen.kind, known_answers[chosen.kind])
-                if found is None and not floats:
-                    try:
+                try:
+                    if found is None and not floats:
                         found = self._new_variant(chosen.kind, known_answers[chosen.kind], arguments)
-                    except Exception as error:
-                        if not raised_by_program(error):
-                            raise
+                    elif found is not None and found[0].awaits_gradients:
+                        tried.append(found[0])
+                        found = self._with_gradients(found[0], arguments)
+                except Exception as error:
+                    if not raised_by_program(error):
+                        raise
+                    found = None
                 if found is not None:
                     self._use(found[0])  # before another thread looks for it
             if floats:
@@ -366,20 +379,23 @@ class CapturedProgram(Exports):
 
     def _chosen(self, arguments: CallArguments) -> tuple[Specialization, list[Any]]:
         """The program for a call, captured if there is none yet, and its inputs."""
-        refused: list[InputMismatchError] = []
-        for known in [self._first, *self._specializations]:
+        refusals: dict[Specialization, InputMismatchError] = {}
+        for known in sorted(dict.fromkeys([self._first, *self._specializations]), key=attrgetter("awaits_gradients")):
             inputs = known.checked(arguments)
             if isinstance(inputs, list):
+                if known.awaits_gradients and not arguments.are_examples:
+                    known, inputs = self._with_gradients(known, arguments)
                 self._use(known)
                 return known, inputs
-            refused.append(inputs)
+            refusals[known] = inputs
+        refused = [refusals.pop(self._first), *refusals.values()]
         kinds = {type(error) for error in refused}
         changes = set[int]().union(*(known.guards.changes for known in self._specializations))
         own = any(id(error.container) in changes for error in refused)  # the program itself left it so
         follows = own or GradientMismatchError in kinds or self._on_guard_failure == "recapture"
         if not (follows or kinds & {StateMismatchError, NumberMismatchError}):
             raise refused[0]
-        made = self._captured(arguments)
+        made = self._captured(arguments, order=0 if arguments.are_examples else 1)
         numbers = [error for error in refused if isinstance(error, NumberMismatchError)]
         taken = any(not made.guards.settings.compares(error.container, error.key) for error in numbers)  # as an input
         if not (follows or taken or self._stays(made, arguments)):
@@ -392,19 +408,56 @@ class CapturedProgram(Exports):
 
     def _stays(self, made: Specialization, arguments: CallArguments) -> bool:
         """Whether a program that was captured with other Python state is as one that is known."""
+        known = self._specializations[0]
+        if known.awaits_gradients and not made.awaits_gradients:  # of it, only the forward can be compared
+            made = self._captured(arguments, order=0)
         if any(made.is_like(known) for known in self._specializations):
             return True
-        known = self._specializations[0]
         if not known.decisions or known.answers == made.answers:
             return False
         try:  # this one takes other branches: what matters is what it does on the way of that one
-            return self._captured(arguments, known.answers).is_like(known)
+            order = 0 if known.awaits_gradients else 1
+            return self._captured(arguments, known.answers, order=order).is_like(known)
         except DataDependentError:  # which it does not have
             return False
 
-    def _captured(self, arguments: CallArguments, answers: Answers | None = None) -> Specialization:
-        capture = self._recapture(arguments.args, arguments.kwargs, answers=answers)
+    def _captured(self, arguments: CallArguments, answers: Answers | None = None, *, order: int = 1) -> Specialization:
+        """The program for such arguments; ``order``: with its backward, or with 0 the forward alone."""
+        capture = self._recapture(arguments.args, arguments.kwargs, order=order, answers=answers)
         return Specialization(capture, self._partition_fn, self._recapture)
+
+    def _with_gradients(self, forward: Specialization, arguments: CallArguments) -> tuple[Specialization, list[Any]]:
+        """What takes the place of a program without a backward, for a call that its guards let pass; and its inputs.
+
+        The program runs on fakes once more, before the call changes anything. If the data of this call take another
+        branch, it is a further variant, as long as there is room for one.
+        """
+        made = self._captured(arguments)
+        variants = [known for known in self._specializations if known.kind is forward.kind and known is not forward]
+        for known in variants:
+            inputs = known.checked(arguments) if made.answers == known.answers and known.takes_as(made) else None
+            if isinstance(inputs, list):
+                return known, inputs
+        inputs = made.checked(arguments)
+        if not isinstance(inputs, list):  # what was captured just now
+            raise inputs
+        if forward.takes_as(made):
+            made.kind = forward.kind
+        if agree(forward.answers, made.answers) or len(variants) + 1 >= self._cache_size:
+            self._replace(forward, made)
+        else:
+            self._use(made)
+        return made, inputs
+
+    def _replace(self, forward: Specialization, made: Specialization) -> None:
+        """Have a program with its backward take the place of one without, unless this one serves more sizes."""
+        with self._lock:
+            if forward in self._specializations:
+                made.number = forward.number  # its place among the variants
+            others = [known for known in self._specializations if known is not forward]
+            self._specializations = [made, *others]
+        if self._first is forward and made.takes_sizes_of(forward):
+            self._set_first(made)
 
     def _use(self, chosen: Specialization) -> None:
         """Have a program come first, and forget those that were not called for long."""
@@ -439,13 +492,16 @@ class CapturedProgram(Exports):
         return CapturedProgram(chosen.capture, partition_fn=self._partition_fn, **how)
 
     def captured_like(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Specialization:
-        """The program as it is for other arguments, or with the state that there is now; it is not kept."""
-        return self._captured(self._convention.arguments(args, kwargs))
+        """The program as it is for other arguments, or with the state that there is now; it is not kept.
+
+        Without its backward, as all that is captured to be exported.
+        """
+        return self._captured(self._convention.arguments(args, kwargs), order=0)
 
     def captured_again(self, args: Any, kwargs: Any, answers: Answers | None = None, **how: Any) -> CapturedProgram:
         """The program, or another ``function``, captured for such arguments; ``answers``: its way."""
         recapture, original = functools.partial(self._recapture, **how), how.get("function", self.original)
-        capture = recapture(args, kwargs, answers=answers)
+        capture = recapture(args, kwargs, order=0, answers=answers)
         return CapturedProgram(capture, remove=self.remove, recapture=recapture, original=original)
 
     def with_decisions(self, decisions: Sequence[Decision]) -> CapturedProgram:
@@ -464,6 +520,31 @@ class CapturedProgram(Exports):
         """
         inputs = self._first.guards.check(self._convention.arguments(args, kwargs))
         return self._first.inputs_of_graph(inputs)
+
+    def joint_graph(self, /, *args: Any, **kwargs: Any) -> GraphModule:
+        """The forward and the backward in one graph, captured for a call with these arguments; nothing is computed.
+
+        It takes `primals_N`, the N-th of the program's inputs, and `tangents_N`, the gradients of the N-th result that
+        has one. It returns what the program computes, then a gradient for each input that requires one (None where no
+        result depends on it), then for each tangent what the backward writes to it, or None. Partition functions of
+        AOTAutograd take such graphs.
+
+        Raises:
+            RuntimeError: the program has no backward for such arguments; the message says why.
+
+        Example:
+            >>> import torch
+            >>> from functionalize import capture
+            >>> x = torch.ones(3, requires_grad=True)
+            >>> program = capture(lambda x: x.sin(), (x,))
+            >>> joint = program.joint_graph(x)
+            >>> [node.name for node in joint.graph.nodes]
+            ['primals_0', 'tangents_0', 'sin', 'cos', 'mul', 'output']
+        """
+        joint = self._captured(self._convention.arguments(args, kwargs)).recorded.joint
+        if isinstance(joint, JointGraph):
+            return joint.module
+        raise joint if isinstance(joint, Exception) else RuntimeError(_NO_GRADIENTS)
 
     def with_copy_epilogue(self) -> GraphModule:
         """The same graph ending in ``copy_`` onto what it writes; it returns the caller's outputs alone."""

@@ -24,7 +24,7 @@ from functionalize.call_stack import Location
 from functionalize.errors import DataDependentError, InputMismatchError, OverlappingInputsError, in_words
 from functionalize.python_state.walk import StateWalk
 from functionalize.runtime.arguments import CallArguments, CallingConvention
-from functionalize.runtime.autograd.joint import Derivative, ForwardCall, JointGraph, Orders
+from functionalize.runtime.autograd.joint import Backward, Derivative, ForwardCall, JointGraph, Orders
 from functionalize.runtime.autograd.partition import PartitionFn, partition
 from functionalize.runtime.call_tree import CallTree
 from functionalize.runtime.calls.computation import (
@@ -39,7 +39,7 @@ from functionalize.runtime.calls.execution import finish
 from functionalize.runtime.calls.fast_call import CallFunction, FastCall
 from functionalize.runtime.capturing import CAPTURING
 from functionalize.runtime.decisions import Answers, Decision, Diverged, agree
-from functionalize.runtime.graphs.graph_forms import executable, reinplace
+from functionalize.runtime.graphs.graph_forms import executable, made_executable, reinplace
 from functionalize.runtime.guards.guard import FastCode, Passes
 from functionalize.runtime.guards.guards import Guards
 from functionalize.runtime.guards.modes import set_modes
@@ -73,7 +73,7 @@ class Recorded:
     graph: Graph
     root: torch.nn.Module  # what the graph's attributes are found on
     metadata: ProgramMetadata
-    joint: JointGraph | Exception | None  # the backward; why there is none; None where no result requires grad
+    joint: JointGraph | Exception | Backward | None  # or why there is none; None where no result requires grad
     signature: Callable[[], ExportGraphSignature]
     historian: Historian
     written: Sequence[tuple[OutputKind, str, Any]]  # inputs and state, each with its base in the history
@@ -109,7 +109,7 @@ def _answers_by_line(known: Sequence[Decision], asked: Sequence[Decision]) -> An
 
 
 def _executed(half: GraphModule) -> Callable[..., Any]:
-    return executable(half.graph, half).forward
+    return made_executable(half.graph, half).forward
 
 
 def _unknown(arguments: CallArguments) -> None:
@@ -143,6 +143,11 @@ class Specialization:
         return GraphModule(self.recorded.root, self.recorded.graph, "Captured")
 
     @property
+    def awaits_gradients(self) -> bool:
+        """Whether its calls have gradients, and it was captured without its backward: none can run it."""
+        return self.recorded.joint is Backward.UNTRACED
+
+    @property
     def decisions(self) -> tuple[Decision, ...]:
         """The branches that the program takes on tensor values."""
         return self.metadata.graph.decisions
@@ -159,6 +164,12 @@ class Specialization:
             return False
         return str(one.graph) == str(two.graph) and str(one.signature()) == str(two.signature())
 
+    def takes_sizes_of(self, other: Specialization) -> bool:
+        """Whether the sizes for which another one is right are right for this one as well."""
+        if other.guards.sizes is None:
+            return True
+        return self.guards.sizes is not None and set(self.guards.sizes.listed()) <= set(other.guards.sizes.listed())
+
     def takes_as(self, other: Specialization) -> bool:
         """Whether both have the same inputs, and ask the same questions of the data."""
         one, two = ([entry.name for entry in known.metadata.inputs] for known in (self, other))
@@ -171,7 +182,7 @@ class Specialization:
         """
 
         def captured(answers: Answers | None = None) -> Specialization:
-            capture = self._recapture(args, kwargs, answers=answers)
+            capture = self._recapture(args, kwargs, order=0, answers=answers)
             return Specialization(capture, self._partition_fn, self._recapture)
 
         if not self.decisions:
@@ -194,7 +205,7 @@ class Specialization:
             return error
         if followed:
             self.passed, self.plain = _unknown, _unknown_call
-        if arguments.are_examples:
+        if arguments.are_examples or self.awaits_gradients:
             return inputs
         self._slowly += 1
         if self._slowly & (self._slowly - 1) == 0:  # ever more seldom: it takes as long as calls do
@@ -269,7 +280,10 @@ class Specialization:
     @property
     def _joint(self) -> JointGraph | Exception | None:
         """The backward, in a call that autograd is to know of."""
-        return self.recorded.joint
+        joint = self.recorded.joint
+        if isinstance(joint, Backward):
+            raise RuntimeError("this program was captured without its backward: CapturedProgram captures it again")
+        return joint
 
     def _computed_or_failed(self, inputs: Sequence[Any], arguments: CallArguments) -> Computed | None:
         """What the graph gives; None where an operator raises, and the program, which has handlers, is to do the rest.
@@ -351,7 +365,7 @@ class Specialization:
             joint = found.recorded.joint
             if isinstance(joint, Exception):
                 raise joint
-            if joint is None or not found.is_like(self):
+            if not isinstance(joint, JointGraph) or not found.is_like(self):
                 raise RuntimeError(_CHANGED)
             decides = found.guards.sizes if found.guards.dynamic == self.guards.dynamic else None
             return Derivative(self._partitioned(joint), sizes.__eq__ if decides is None else decides.holds_for)

@@ -115,11 +115,16 @@ def executable(graph: Graph, root: torch.nn.Module, *, decisions: Sequence[Decis
     new = Graph()
     new.output(new.graph_copy(graph, {}))
     with_checks(new, decisions)
-    have_read_views(new)
-    for node in new.nodes:
+    return made_executable(new, root)
+
+
+def made_executable(graph: Graph, root: torch.nn.Module) -> GraphModule:
+    """As :func:`executable`, of a graph that nobody else has: it is changed, and not copied."""
+    have_read_views(graph)
+    for node in graph.nodes:
         if isinstance(node.target, OpOverload):
             node.target = direct_call(node.target)
-    return GraphModule(root, new, "Executed")
+    return GraphModule(root, graph, "Executed")
 
 
 def with_copies(graph: Graph, root: torch.nn.Module, metadata: ProgramMetadata) -> GraphModule:

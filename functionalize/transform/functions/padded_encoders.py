@@ -13,7 +13,8 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,38 +22,22 @@ from torch import nn
 
 from functionalize._torch import FakeTensor
 from functionalize._torch.tensors import LEFT_ALIGNED
+from functionalize.patches import Patch, Patches
 
 _FORWARD = nn.TransformerEncoder.forward.__code__
-_ASK: Any = torch.overrides.has_torch_function
 _DEVICES = frozenset({"cpu", "cuda", "xpu"})  # whose kernels torch trusts with nested tensors
-
-
-class _OfThread(threading.local):
-    """The hooks that a functionalized call of this thread has set; None where there is no such call."""
-
-    hooks: list[Any] | None = None
-
-
-_own, _lock, _calls = _OfThread(), threading.Lock(), list[None]()
 
 
 @contextlib.contextmanager
 def zeros_for_padding() -> Iterator[None]:
     """Around a call: have encoders give what they give without modes."""
-    outer, _own.hooks = _own.hooks, []
-    with _lock:
-        _calls.append(None)
-        torch.overrides.has_torch_function = _ask  # type: ignore[assignment]
+    hooks = list[Any]()
     try:
-        yield
+        with Patches([Patch(torch.overrides, "has_torch_function", partial(_asking, hooks))]):
+            yield
     finally:
-        for hook in _own.hooks or ():
+        for hook in hooks:
             hook.remove()
-        _own.hooks = outer
-        with _lock:
-            _calls.pop()
-            if not _calls:
-                torch.overrides.has_torch_function = _ASK
 
 
 def _left_aligned(tensor: torch.Tensor, mask: torch.Tensor) -> bool:
@@ -66,13 +51,17 @@ def _left_aligned(tensor: torch.Tensor, mask: torch.Tensor) -> bool:
 OF_ENCODERS = {LEFT_ALIGNED: _left_aligned}
 
 
-def _ask(tensors: Sequence[Any]) -> bool:
-    """``has_torch_function``: what is asked of all other code stays."""
-    caller = sys._getframe(1)
-    if caller.f_code is _FORWARD and _own.hooks is not None and _is_nested_in_eager(tensors):
-        known = caller.f_locals
-        _own.hooks.append(_give_zeros([*known["self"].layers], known["src_key_padding_mask"]))
-    return _ASK(tensors)  # type: ignore[no-any-return]
+def _asking(hooks: list[Any], ask: Callable[..., bool]) -> Callable[..., bool]:
+    """``has_torch_function``: what is asked of all other code stays. ``hooks``: gets those that are set."""
+
+    def asked(tensors: Sequence[Any]) -> bool:
+        caller = sys._getframe(2)  # the first is that of the replaced name
+        if caller.f_code is _FORWARD and _is_nested_in_eager(tensors):
+            names = caller.f_locals
+            hooks.append(_give_zeros([*names["self"].layers], names["src_key_padding_mask"]))
+        return ask(tensors)
+
+    return asked
 
 
 def _is_nested_in_eager(tensors: Sequence[Any]) -> bool:

@@ -6,34 +6,18 @@ Invariant: the class of fake tensors is as it was once all calls have ended. Lim
 
 from __future__ import annotations
 
-import contextlib
-import threading
-from collections.abc import Iterator
-from typing import Any
-
 import torch
 
 from functionalize._torch import FakeTensor, unwrap_functorch
 from functionalize.errors import UnsupportedProgramError
+from functionalize.patches import Patch, Patches
 
 _METHOD = torch.Tensor.as_subclass
-_FAKES: Any = FakeTensor  # whose stubs do not have this method
-_lock, _calls = threading.Lock(), list[None]()
 
 
-@contextlib.contextmanager
-def as_subclass_seen() -> Iterator[None]:
+def as_subclass_seen() -> Patches:
     """Around a call: have modes see what ``as_subclass`` does."""
-    with _lock:
-        _calls.append(None)
-        _FAKES.as_subclass = _as_subclass
-    try:
-        yield
-    finally:
-        with _lock:
-            _calls.pop()
-            if not _calls:
-                del _FAKES.as_subclass  # that of the base class
+    return Patches([Patch.by(_as_subclass, FakeTensor, "as_subclass")])
 
 
 def _as_subclass(tensor: torch.Tensor, cls: type[torch.Tensor]) -> torch.Tensor:

@@ -15,7 +15,7 @@ import torch
 
 from functionalize.backends.jax.lowerings.registry import lowering
 from functionalize.backends.jax.values import category, known, weak
-from functionalize.graph_capture.trace.numbers.symbolic_math import rest
+from functionalize.graph_capture.trace.numbers.number_methods import rest
 
 aten = torch.ops.aten
 Array = Any

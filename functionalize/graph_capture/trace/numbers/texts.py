@@ -21,6 +21,7 @@ import torch
 from functionalize._torch import SYMBOLS
 from functionalize.call_stack import user_frames
 from functionalize.graph_capture.trace.numbers.text_flow import Rules, TextFlow
+from functionalize.patches import Patch
 from functionalize.python_state.reconstruct import Reconstruction
 from functionalize.runtime.outputs.side_effects import LoggedRecord, PrintedLine
 
@@ -43,15 +44,18 @@ class Texts:
     @contextmanager
     def kept(self) -> Iterator[None]:
         """While the program runs."""
-        before, handle = Texts.now, logging.Logger.handle
-        Texts.now, logging.Logger.handle = self, self._handling(handle)  # type: ignore[method-assign]
+        before, Texts.now = Texts.now, self
         try:
             yield
         except Exception as error:
             error.args = tuple(map(self.plain, error.args))
             raise
         finally:
-            Texts.now, logging.Logger.handle = before, handle  # type: ignore[method-assign]
+            Texts.now = before
+
+    def rows(self) -> Iterator[Patch]:
+        """Have records of logs that hold numbers be made by calls."""
+        yield Patch(logging.Logger, "handle", self._handling)
 
     def written(self, number: Any, write: Callable[[Any], str]) -> str | None:
         """A mark for a number that is being written; None where something else may read the text."""
@@ -102,8 +106,8 @@ class Texts:
             args = record.args if isinstance(record.args, tuple) else ()
             values = record.msg, *args
             symbolic = any(isinstance(one, SYMBOLS) or (isinstance(one, str) and MARK.search(one)) for one in values)
-            known = threading.get_ident() == self._thread and all(isinstance(one, _PRINTED) for one in values)
-            if not (symbolic and known and isinstance(record.args, (tuple, type(None)))):
+            printed = all(isinstance(one, _PRINTED) for one in values)
+            if not (symbolic and printed and isinstance(record.args, (tuple, type(None)))):
                 record.msg = self.plain(record.msg)
                 record.args = tuple(map(self.plain, args)) if args else record.args
                 return handle(logger, record)

@@ -9,14 +9,14 @@ program finds in the modules `random` and `numpy.random`; in the thread that cap
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import sys
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
+
+from functionalize.patches import Patch
 
 _FUNCTIONS = {
     "random": ("random", "uniform", "randint", "randrange", "gauss"),
@@ -67,24 +67,16 @@ class UnreadDraws:
         self.calls: tuple[Callable[[], Any], ...] = ()  # draws them again
         self._substitutes, self._is_read = list[weakref.ref[_Unread]](), False
 
-    @contextlib.contextmanager
-    def watched(self) -> Iterator[None]:
-        """While the program runs."""
-        modules = [(sys.modules.get(name), names) for name, names in _FUNCTIONS.items()]
-        before = [(module, name, getattr(module, name)) for module, names in modules if module for name in names]
-        thread = threading.get_ident()
-        for module, name, function in before:
-            setattr(module, name, partial(self._drawn, thread, function))
-        try:
-            yield
-        finally:
-            for module, name, function in before:
-                setattr(module, name, function)
+    def rows(self) -> Iterator[Patch]:
+        """Have functions that draw give substitutes."""
+        for module, names in _FUNCTIONS.items():
+            for name in names if module in sys.modules else ():
+                yield Patch(sys.modules[module], name, partial(partial, self._drawn))
 
-    def _drawn(self, thread: int, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _drawn(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         number = function(*args, **kwargs)
         plain = all(type(arg) in (int, float) for arg in (*args, *kwargs.values()))
-        if threading.get_ident() != thread or not plain or not isinstance(number, (int, float)):
+        if not plain or not isinstance(number, (int, float)):
             return number
         self.calls = (*self.calls, partial(function, *args, **kwargs))
         substitute = _Unread(number, self._note)

@@ -65,7 +65,7 @@ def test_exported_programs_and_calls_without_gradients_do_not_decide_by_the_back
     def run(x: Tensor) -> Tensor:
         return x[x > 0].cumsum(0)
 
-    program = capture(run, (torch.tensor([1.0, 2], requires_grad=True),))
+    program = capture(run, (torch.tensor([1.0, 2], requires_grad=True),), gradients="now")
     one = torch.tensor([1.0, -2])
     assert [decision.of_backward for decision in program.variants[0].decisions] == [True]
     assert torch.equal(program.variants[0].with_assertions()(one)[0], run(one))

@@ -1,0 +1,78 @@
+"""The table of the names of the process that are replaced while a capture runs a program.
+
+In: what one run needs to answer for its substitutes. Out: the rows, as one context manager. Guarantees that a program
+without symbols runs with few replacements: those for symbols are installed when the trace makes its first one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from functionalize.graph_capture.inputs.tensor_attributes import TensorAttributes
+from functionalize.graph_capture.refusals.started_threads import rows_for_threads
+from functionalize.graph_capture.refusals.streams import rows_for_streams
+from functionalize.graph_capture.trace.numbers.number_methods import rows_for_methods
+from functionalize.graph_capture.trace.numbers.symbolic_math import rows_for_math
+from functionalize.graph_capture.trace.numbers.texts import Texts
+from functionalize.graph_capture.trace.patched_type_checks import TypeChecks
+from functionalize.graph_capture.trace.random.unread_draws import UnreadDraws
+from functionalize.patches import Patch, Patches
+
+
+@dataclass(frozen=True, eq=False)
+class RunPatches:
+    """What the rows of one run refer to."""
+
+    tracer: Any
+    environment: Any  # of the symbols of the trace; None where there cannot be any
+    attributes: TensorAttributes
+    texts: Texts
+    types: TypeChecks
+    draws: UnreadDraws
+    looked_up: list[Any]  # gets the symbols that the program looks up in dicts
+
+    def rows(self) -> Iterator[Patch]:
+        """Those of all runs."""
+        yield from rows_for_threads()
+        yield from rows_for_streams()
+        yield from self.draws.rows()
+        yield from self.attributes.rows()
+        yield from self.types.rows()
+
+    def rows_for_symbols(self) -> Iterator[Patch]:
+        """Those of runs with symbols. Of one name a later row replaces what an earlier one gives."""
+        yield from rows_for_math(self.tracer)
+        yield from rows_for_methods(self.tracer, self.environment, self.texts, self.looked_up)
+        yield from self.texts.rows()
+
+    def patches(self) -> Patches:
+        """All of them, to be entered around the run."""
+        return Patches(self.rows(), self.rows_for_symbols)
+
+
+@contextlib.contextmanager
+def symbols_expected(environment: Any, install: Callable[[], None], *, at_once: bool) -> Iterator[None]:
+    """Have rows be installed when a trace makes its first symbol.
+
+    ``at_once``: there are symbols from the beginning, as there may be in an environment that is not one of ours.
+    """
+    ours = hasattr(environment, "on_data_symbol")
+    if at_once or (environment is not None and not ours):
+        install()
+        yield
+        return
+
+    def begin() -> None:
+        environment.on_data_symbol = None
+        install()
+
+    if ours:
+        environment.on_data_symbol = begin
+    try:
+        yield
+    finally:
+        if ours:
+            environment.on_data_symbol = None

@@ -1,0 +1,211 @@
+"""Names of the process that are replaced for a while: the only module that replaces any.
+
+In: rows, each of which says what is found instead of a name of a module, a class or a dict of globals. Out: a context
+manager. While it is entered, its thread finds the replacements, and other threads find the originals.
+
+Invariant: when nobody replaces a name any more, it is as it was, also after an interrupt, and in whatever order several
+threads began and ended. Limits: a row with ``shared`` is found by all threads, and must tell them apart by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import inspect
+import threading
+import types
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from functionalize.uninterrupted import uninterrupted
+
+ABSENT: Any = object()  # what is found where a name is not
+
+
+@dataclass(frozen=True, eq=False)
+class Patch:
+    """One name, and what is found instead.
+
+    ``make`` gets what this thread finds there now, ``ABSENT`` where it finds nothing. A replaced function of a module
+    is called through one more frame; a replaced method is not.
+    """
+
+    owner: Any  # a module, a class, a function, or a dict of globals
+    name: str
+    make: Callable[[Any], Any]
+    shared: bool = False  # whether all threads find it
+
+    @classmethod
+    def by(cls, value: Any, owner: Any, name: str, *, shared: bool = False) -> Patch:
+        """A name that is replaced by a value, whatever is found there."""
+        return cls(owner, name, lambda _: value, shared)
+
+
+class Patches:
+    """Rows that are installed together, for the thread that enters this.
+
+    Example:
+        >>> import math
+        >>> with Patches([Patch(math, "floor", lambda floor: lambda number: floor(number) + 1)]):
+        ...     math.floor(2.5)
+        3
+        >>> math.floor(2.5)
+        2
+    """
+
+    def __init__(self, rows: Iterable[Patch], later: Callable[[], Iterable[Patch]] = tuple) -> None:
+        """``later``: gives the rows that :meth:`install_later` installs."""
+        self._rows, self._later = list(rows), later
+        self._thread = threading.get_ident()
+        self._installed: list[tuple[_Place, int | None]] = []
+
+    def __enter__(self) -> Patches:
+        self._thread = threading.get_ident()
+        self._install()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        uninterrupted(self._take_back)
+
+    def install_later(self) -> None:
+        """Install the rows that were left for later, once."""
+        later, self._later = self._later, tuple
+        rows = list(later())
+        self._rows += rows
+        for row in rows:
+            self._install_row(row)
+
+    @contextlib.contextmanager
+    def suspended(self) -> Iterator[None]:
+        """While this thread finds the originals; nothing happens where the rows are not installed."""
+        if not self._installed:
+            yield
+            return
+        uninterrupted(self._take_back)
+        try:
+            yield
+        finally:
+            self._install()
+
+    def _install(self) -> None:
+        try:
+            for row in self._rows:
+                self._install_row(row)
+        except BaseException:
+            uninterrupted(self._take_back)
+            raise
+
+    def _install_row(self, row: Patch) -> None:
+        thread = None if row.shared else self._thread
+        with _LOCK:
+            key = id(row.owner), row.name
+            place = _PLACES.get(key)
+            if place is None:
+                place = _PLACES[key] = _Place(row.owner, row.name)
+            self._installed.append((place, thread))
+            place.install(self, thread, row.make(place.value(thread)))
+
+    def _take_back(self) -> None:
+        while self._installed:
+            place, thread = self._installed[-1]
+            with _LOCK:
+                place.take_back(self, thread)
+                if not place.replacements:
+                    _PLACES.pop((id(place.owner), place.name), None)
+            self._installed.pop()
+
+
+class _Place:
+    """A name that is replaced: what is there by itself, and what each thread finds instead."""
+
+    def __init__(self, owner: Any, name: str) -> None:
+        self.owner, self.name = owner, name
+        self.own = _read(owner, name)  # ABSENT also where a class inherits it
+        self.original = inspect.getattr_static(owner, name, ABSENT) if isinstance(owner, type) else self.own
+        self.replacements: dict[int | None, tuple[Any, ...]] = {}  # by thread, the innermost last
+        self._users: dict[int | None, tuple[Patches, ...]] = {}
+        self._dispatches = False
+
+    def value(self, thread: int | None) -> Any:
+        """What a thread finds."""
+        found = self.replacements.get(thread)
+        return self.original if found is None else found[-1]
+
+    def install(self, user: Patches, thread: int | None, replacement: Any) -> None:
+        self._users[thread] = (*self._users.get(thread, ()), user)
+        self.replacements[thread] = (*self.replacements.get(thread, ()), replacement)
+        if thread is None:
+            _write(self.owner, self.name, replacement)
+        elif not self._dispatches:
+            self._dispatches = True
+            _write(self.owner, self.name, self._dispatching())
+
+    def take_back(self, user: Patches, thread: int | None) -> None:
+        users, replacements = self._users.get(thread, ()), self.replacements.get(thread, ())
+        if user not in users:
+            return
+        kept = [number for number in range(len(users)) if users[number] is not user]
+        if kept:
+            self._users[thread] = tuple(users[number] for number in kept)
+            self.replacements[thread] = tuple(replacements[number] for number in kept)
+            if thread is None:
+                _write(self.owner, self.name, self.replacements[thread][-1])
+            return
+        if len(self.replacements) == 1:
+            _write(self.owner, self.name, self.own)
+        self.replacements.pop(thread, None)
+        self._users.pop(thread, None)
+
+    def _dispatching(self) -> Any:
+        """What is installed: it finds what the thread that asks is to find."""
+        find, thread_of = self.value, threading.get_ident
+        if isinstance(self.owner, type):
+            return _Attribute(self)
+
+        @functools.wraps(self.original)
+        def dispatched(*args: Any, **kwargs: Any) -> Any:
+            return find(thread_of())(*args, **kwargs)
+
+        return dispatched
+
+
+class _Attribute:
+    """A method or property of a class that is replaced."""
+
+    def __init__(self, place: _Place) -> None:
+        self._place = place
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        value = self._place.value(threading.get_ident())
+        if type(value) is types.FunctionType:
+            return value if instance is None else types.MethodType(value, instance)
+        if value is ABSENT:
+            raise AttributeError(f"{owner.__name__!r} object has no attribute {self._place.name!r}")
+        bind = getattr(type(value), "__get__", None)
+        return value if bind is None else bind(value, instance, owner)
+
+
+_LOCK = threading.RLock()
+_PLACES: dict[tuple[int, str], _Place] = {}
+
+
+def _read(owner: Any, name: str) -> Any:
+    if isinstance(owner, (type, types.ModuleType)):
+        return vars(owner).get(name, ABSENT)
+    return owner.get(name, ABSENT) if isinstance(owner, dict) else getattr(owner, name)
+
+
+def _write(owner: Any, name: str, value: Any) -> None:
+    if isinstance(owner, type) and name == "__class__":
+        # To assign it would give the class itself another class; what follows tells Python that the class has changed.
+        _write(gc.get_referents(vars(owner))[0], name, value)
+        owner.__doc__ = owner.__doc__
+    elif isinstance(owner, dict):
+        owner.pop(name, None) if value is ABSENT else owner.__setitem__(name, value)
+    elif value is ABSENT:
+        if name in vars(owner):
+            delattr(owner, name)
+    else:
+        setattr(owner, name, value)

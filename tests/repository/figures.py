@@ -1,0 +1,146 @@
+"""Figures of the package, read off its sources: `scripts/figures [CHECKOUT]` prints them, of this checkout or another.
+
+Lines and modules of each folder; floors of the import graph, of folders and of modules; and which modules replace
+attributes of modules that they import. Invariant: the same script counts any commit. Limits: sources are parsed, not
+imported, and what is replaced under a computed name counts only where `setattr` or `patch` names its owner.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+PACKAGE = "functionalize"
+
+
+@dataclass(frozen=True)
+class Module:
+    """A parsed module: its import name without `.__init__`, its path below the package, its text and its tree."""
+
+    name: str
+    path: Path
+    text: str
+    tree: ast.Module
+
+    @property
+    def lines(self) -> int:
+        return len(self.text.splitlines())
+
+    @property
+    def top(self) -> str:
+        """The folder below the package, or the module where it lies beside the folders."""
+        return self.path.parts[0].removesuffix(".py")
+
+
+def modules_of(root: Path) -> dict[str, Module]:
+    """All modules of a checkout's package, by name."""
+    modules = {}
+    for file in sorted((root / PACKAGE).rglob("*.py")):
+        path = file.relative_to(root / PACKAGE)
+        name = ".".join((PACKAGE, *path.with_suffix("").parts)).removesuffix(".__init__")
+        text = file.read_text()
+        modules[name] = Module(name, path, text, ast.parse(text))
+    return modules
+
+
+def imports_of(module: Module, modules: dict[str, Module]) -> set[str]:
+    """Modules of the package that are imported when a module is: at its top level, not for types alone."""
+    package = module.name if module.path.name == "__init__.py" else module.name.rpartition(".")[0]
+    imported: set[str] = set()
+    for node in module.tree.body:
+        if isinstance(node, ast.Import):
+            imported |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            parts = package.split(".")
+            base = [*parts[: len(parts) - node.level + 1], node.module] if node.level else [node.module]
+            source = ".".join(filter(None, base))
+            imported |= {full if (full := f"{source}.{alias.name}") in modules else source for alias in node.names}
+    return (imported & modules.keys()) - {module.name}
+
+
+def floors(graph: dict[str, set[str]]) -> list[str]:
+    """The longest path of a graph, its foot first; what leads back into a path counts for nothing."""
+    active: set[str] = set()
+
+    @cache
+    def longest(name: str) -> tuple[str, ...]:
+        active.add(name)
+        paths = [longest(other) for other in sorted(graph[name] - active)]
+        below = max(paths, key=len) if paths else ()
+        active.discard(name)
+        return (*below, name)
+
+    paths = [longest(name) for name in sorted(graph)]
+    path = max(paths, key=len)
+    return list(path)
+
+
+def replaced(module: Module) -> Iterator[str]:
+    """Attributes of imported modules and classes that a module assigns, deletes, or hands to `setattr` or `patch`."""
+    imported = {
+        alias.asname or alias.name.partition(".")[0]
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+    }
+    for node in ast.walk(module.tree):
+        owners: list[ast.expr] = []
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store | ast.Del):
+            owners = [node.value]
+        elif isinstance(node, ast.Call) and node.args:
+            called = ast.unparse(node.func)
+            if called in ("setattr", "delattr") or called.rpartition(".")[2] in ("patch", "patched", "object"):
+                owners = [node.args[0]]
+        for owner in owners:
+            root = owner
+            while isinstance(root, ast.Attribute):
+                root = root.value
+            if isinstance(root, ast.Name) and root.id in imported:
+                yield ast.unparse(owner)
+
+
+def table(modules: dict[str, Module]) -> Iterator[str]:
+    """Lines and modules of each folder, `__init__.py` counted in lines alone."""
+    lines, counts, folders = Counter[str](), Counter[str](), Counter[str]()
+    for module in modules.values():
+        lines[module.top] += module.lines
+        if module.path.name != "__init__.py":
+            counts[module.top] += 1
+            folders[str(module.path.parent)] += 1
+    yield f"{'folder':<20}{'lines':>8}{'modules':>9}"
+    for top, count in sorted(lines.items()):
+        yield f"{top:<20}{count:>8,}{counts[top]:>9}"
+    yield f"{'together':<20}{lines.total():>8,}{counts.total():>9}"
+    full = ", ".join(f"{folder} {count}" for folder, count in folders.most_common(5))
+    yield f"folders with the most modules: {full}"
+    longest = max(modules.values(), key=lambda module: module.lines)
+    yield f"longest module: {longest.path} {longest.lines}"
+
+
+def main(arguments: list[str]) -> int:
+    """Print the figures of a checkout."""
+    root = Path(arguments[0]) if arguments else Path(__file__).parents[2]
+    modules = modules_of(root)
+    print(*table(modules), sep="\n")
+    imports = {name: imports_of(module, modules) for name, module in modules.items()}
+    folders: dict[str, set[str]] = {module.top: set() for module in modules.values()}
+    for name, others in imports.items():
+        folders[modules[name].top] |= {modules[other].top for other in others} - {modules[name].top, "__init__"}
+    for what, graph in (("folders", folders), ("modules", imports)):
+        path = floors(graph)
+        print(f"floors of {what}: {len(path)}: {' < '.join(part.removeprefix(PACKAGE + '.') for part in path)}")
+    owners = {module.path: Counter(replaced(module)) for module in modules.values()}
+    print(f"modules that replace attributes of what they import: {sum(map(bool, owners.values()))}")
+    for file, counts in owners.items():
+        if counts:
+            print(f"    {file!s:<44} {', '.join(counts)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
