@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     from functionalize.runtime.calls.program import CapturedProgram as CapturedProgram
     from functionalize.runtime.calls.program import Mutation as Mutation
     from functionalize.runtime.calls.variants import Variant as Variant
-    from functionalize.runtime.guards.guards import Guard as Guard
+    from functionalize.runtime.guards.guard import Guard as Guard
     from functionalize.transform.api import functionalize as functionalize
 
 __all__ = [
@@ -113,7 +113,7 @@ _HOME = dict.fromkeys(__all__, "functionalize.errors") | {
     **dict.fromkeys(_DEFERRED, "functionalize.deferred.api"),
     **dict.fromkeys(_FAKES, "functionalize.deferred.fakes"),
     "CapturedProgram": "functionalize.runtime.calls.program",
-    "Guard": "functionalize.runtime.guards.guards",
+    "Guard": "functionalize.runtime.guards.guard",
     "Mutation": "functionalize.runtime.calls.program",
     "Variant": "functionalize.runtime.calls.variants",
     "capture": "functionalize.graph_capture.capture",

@@ -67,7 +67,7 @@ from functionalize.runtime.calls.execution import finish
 from functionalize.runtime.calls.specialization import Recorded
 from functionalize.runtime.guards.alias_pattern import alias_pattern
 from functionalize.runtime.guards.modes import DEFAULT_DTYPE, in_modes, set_modes
-from functionalize.runtime.guards.sizes import Sizes, no_sizes
+from functionalize.runtime.guards.sizes import InputSize, Sizes, no_sizes
 from functionalize.runtime.metadata import ProgramMetadata, needed_results
 from functionalize.runtime.outputs.side_effects import LeftInObjects
 from functionalize.tracing.fakeify import fresh
@@ -389,9 +389,9 @@ def _sizes_of(metadata: ProgramMetadata, fakes: Sequence[Any]) -> Callable[[Sequ
         return no_sizes
 
     def of(inputs: Sequence[Any]) -> Sizes:
-        sizes = ((place, inputs[n].size(), inputs[n].stride()) for n, place in tensors)
-        given = ((place, inputs[n], ()) for n, place in numbers)
-        return *sizes, *given, *((place, inputs[n].item(), ()) for n, place in held)
+        sizes = (InputSize(place, inputs[n].size(), inputs[n].stride()) for n, place in tensors)
+        given = (InputSize(place, inputs[n], ()) for n, place in numbers)
+        return *sizes, *given, *(InputSize(place, inputs[n].item(), ()) for n, place in held)
 
     return of
 

@@ -7,7 +7,6 @@ or by name, in whatever order; but for what a function collects in ``**kwargs``,
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,7 +20,6 @@ from functionalize._torch import pytree
 from functionalize._torch.tensors import autograd_base
 from functionalize.errors import InputMismatchError
 from functionalize.python_state.walk import LEAF_TYPES, TENSOR_TYPES, StateWalk, is_module
-from functionalize.runtime.metadata import GraphInput
 
 
 class CallArguments:
@@ -177,32 +175,6 @@ class CallingConvention:
                 hint="pass them in the same order, or capture with on_guard_failure='recapture'",
             )
         return [given[name] for name in self.names], {name: given[name] for name in self.keywords}
-
-
-class InputSources:
-    """Where a program finds its inputs in a call: among the arguments, in objects, as gradients or bases of others."""
-
-    def __init__(self, inputs: Sequence[GraphInput]) -> None:
-        entries = list(enumerate(inputs))
-        self._constants = [entry.constant for entry in inputs]
-        self._arguments = [(n, entry.argument) for n, entry in entries if entry.argument is not None]
-        self._state = [(n, entry.slot) for n, entry in entries if entry.slot is not None]
-        self.gradients = [(n, entry.gradient_of) for n, entry in entries if entry.gradient_of is not None]
-        self.bases = [(n, entry.base_of) for n, entry in entries if entry.base_of is not None]
-
-    def values(self, arguments: CallArguments) -> list[Any]:
-        """The inputs, in order; None for those that are no longer there."""
-        leaves, values = arguments.leaves, self._constants.copy()
-        for number, leaf in self._arguments:
-            values[number] = leaves[leaf]
-        for number, slot in self._state:
-            with contextlib.suppress(LookupError, TypeError):
-                values[number] = slot.get()
-        for number, source in self.gradients:
-            values[number] = getattr(values[source], "grad", None)
-        for number, view in self.bases:
-            values[number] = base_of(values[view])
-        return values
 
 
 def base_of(value: Any) -> torch.Tensor | None:

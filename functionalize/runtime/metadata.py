@@ -175,7 +175,12 @@ class GraphInput:
     @property
     def label(self) -> str:
         """What messages call it."""
-        return f"the input `{self.name}`" if self.target is None else f"the state `{self.target}`"
+        return f"the {'input' if self.target is None else 'state'} {self.quoted}"
+
+    @property
+    def quoted(self) -> str:
+        """The same, without what kind of input it is."""
+        return f"`{self.name if self.target is None else self.target}`"
 
 
 class AliasKind(enum.Enum):

@@ -204,6 +204,5 @@ def size_guards(environment: Any, metadata: ProgramMetadata) -> SizeGuards | Non
     layouts = dict(metadata.symbols.inputs)
     if not layouts:
         return None
-    labels = {number: metadata.inputs[number].label for number in layouts}
     conditions, ranges = symbols.guards(environment), environment.var_to_range
-    return SizeGuards(layouts, labels, conditions, ranges, getattr(environment, "dims", {}))
+    return SizeGuards(metadata.inputs, layouts, conditions, ranges, getattr(environment, "dims", {}))

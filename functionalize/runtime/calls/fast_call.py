@@ -26,15 +26,16 @@ from functionalize.python_state.reconstruct import TensorRef
 from functionalize.runtime.arguments import CallingConvention
 from functionalize.runtime.autograd.joint import called
 from functionalize.runtime.calls.bindings import bound
-from functionalize.runtime.guards.compiled import FastGuards, Source, all_of
+from functionalize.runtime.guards.compiled import FunctionWriter, items_of
+from functionalize.runtime.guards.guard import FastCode
 from functionalize.runtime.metadata import AliasKind, InputMutation, ProgramMetadata
 
-PlainCall = Callable[[Sequence[Any], dict[str, Any]], Any]  # what a program returns; None: take the long way
+CallFunction = Callable[[Sequence[Any], dict[str, Any]], Any]  # what a program returns; None: take the long way
 _copy = torch.ops.aten.copy_.default._op
 
 
 @dataclass(frozen=True, eq=False)
-class Plain:
+class FastCall:
     """What a plain call is made of."""
 
     metadata: ProgramMetadata
@@ -45,28 +46,28 @@ class Plain:
     otherwise: Callable[[list[Any], Sequence[Any]], Any]  # the same from inputs and results of another look
 
     def call(
-        self, guards: FastGuards, inputs: Sequence[Any], results: Sequence[Any], leaves: Sequence[Any]
-    ) -> PlainCall | None:
+        self, guards: FastCode, inputs: Sequence[Any], results: Sequence[Any], leaves: Sequence[Any]
+    ) -> CallFunction | None:
         """The function; ``inputs``, ``results``, ``leaves``: of a call that passed, its graph and what it returned.
 
         None where a call does more than that.
         """
         returned = self._returned(results, leaves)
-        if not returned or guards.rare or not guards.flat:
+        if not returned or guards.needs_arguments or not guards.is_flat:
             return None
         names, keywords = self.convention.names, self.convention.keywords
-        source = Source()
-        source.refuse("in_transform() is not None", in_transform=in_functorch_transform)
-        source.refuse(f"{'tuple(kwargs) != keywords' if keywords else 'kwargs'} or len(args) != {len(names)}")
-        source.lines.append(f"leaves = {'(*args, *kwargs.values())' if keywords else 'args'}")
-        source.lines += guards.source.lines
-        source.known |= {
+        writer = FunctionWriter()
+        writer.refuse("in_transform() is not None", in_transform=in_functorch_transform)
+        writer.refuse(f"{'tuple(kwargs) != keywords' if keywords else 'kwargs'} or len(args) != {len(names)}")
+        writer.lines.append(f"leaves = {'(*args, *kwargs.values())' if keywords else 'args'}")
+        writer.lines += guards.body.lines
+        writer.names |= {
             "keywords": keywords,
-            **guards.source.known,
-            **self._known(inputs, [results[n] for n in returned]),
+            **guards.body.names,
+            **self._names(inputs, [results[n] for n in returned]),
         }
-        source.lines += self._lines(returned)
-        call: PlainCall = source.function("args, kwargs")
+        writer.lines += self._lines(returned)
+        call: CallFunction = writer.function("args, kwargs")
         return call
 
     def _returned(self, results: Sequence[Any], leaves: Sequence[Any]) -> list[int]:
@@ -77,6 +78,7 @@ class Plain:
             metadata.gradients,
             metadata.left,
             metadata.requiring,
+            metadata.symbols.inputs,
             metadata.symbols.asserted,
             metadata.graph.decisions,
         )
@@ -88,7 +90,7 @@ class Plain:
         plain = len(found) == len(leaves) and all(map(_is_returned, (results[n] for n in found), leaves))
         return found if plain else []
 
-    def _known(self, inputs: Sequence[Any], returned: Sequence[torch.Tensor]) -> dict[str, Any]:
+    def _names(self, inputs: Sequence[Any], returned: Sequence[torch.Tensor]) -> dict[str, Any]:
         sizes: list[Any] = [list(result.size()) for result in returned]
         strides: list[Any] = [list(result.stride()) for result in returned]
         function = bound(self.function, inputs)  # no function mode is on, which was compared
@@ -105,7 +107,7 @@ class Plain:
         }
 
     def _lines(self, returned: Sequence[int]) -> list[str]:
-        taken = all_of("inputs", self.metadata.taken, len(self.metadata.inputs))
+        taken = items_of("inputs", self.metadata.taken, len(self.metadata.inputs))
         leaves = ", ".join(f"results[{number}]" for number in returned)
         copies = [(write.result, m.input) for m in self.metadata.mutations for write in m.writes]
         return [

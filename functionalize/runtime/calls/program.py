@@ -43,7 +43,7 @@ from functionalize.runtime.capturing import CAPTURES, CAPTURING
 from functionalize.runtime.decisions import Answers, Decision, Diverged, agree
 from functionalize.runtime.exports import Exports
 from functionalize.runtime.graphs.graph_forms import with_copies
-from functionalize.runtime.guards.guards import Guard
+from functionalize.runtime.guards.guard import Guard
 from functionalize.runtime.guards.sizes import Size
 from functionalize.runtime.metadata import GraphInput
 
@@ -397,7 +397,7 @@ class CapturedProgram(Exports):
             raise refused[0]
         made = self._captured(arguments, order=0 if arguments.are_examples else 1)
         numbers = [error for error in refused if isinstance(error, NumberMismatchError)]
-        taken = any(not made.guards.compares(error.container, error.key) for error in numbers)  # as an input
+        taken = any(not made.guards.settings.compares(error.container, error.key) for error in numbers)  # as an input
         if not (follows or taken or self._stays(made, arguments)):
             raise refused[0]
         inputs = made.checked(arguments)

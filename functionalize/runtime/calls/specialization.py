@@ -36,11 +36,11 @@ from functionalize.runtime.calls.computation import (
 )
 from functionalize.runtime.calls.decided_call import compute_as_decided, decided_ahead
 from functionalize.runtime.calls.execution import finish
-from functionalize.runtime.calls.fast_call import Plain, PlainCall
+from functionalize.runtime.calls.fast_call import CallFunction, FastCall
 from functionalize.runtime.capturing import CAPTURING
 from functionalize.runtime.decisions import Answers, Decision, Diverged, agree
 from functionalize.runtime.graphs.graph_forms import executable, made_executable, reinplace
-from functionalize.runtime.guards.compiled import FastGuards, Passes, fast_guards
+from functionalize.runtime.guards.guard import FastCode, Passes
 from functionalize.runtime.guards.guards import Guards
 from functionalize.runtime.guards.modes import set_modes
 from functionalize.runtime.guards.replaced_objects import ReplacedObjects
@@ -130,9 +130,9 @@ class Specialization:
         self.kind = object()  # of calls: variants of one have the same
         # Both give None for a call that is perhaps none of this program's, or takes longer to check.
         self.passed: Passes = _unknown
-        self.plain: PlainCall = _unknown_call
+        self.plain: CallFunction = _unknown_call
         self._replaced = ReplacedObjects(self.guards)
-        self._fast: FastGuards | None = None
+        self._fast: FastCode | None = None
         self._slowly = 0  # how many calls the guards themselves let pass
         self._orders: Orders | None = None
         self._viewing: list[Specialization] = []
@@ -209,9 +209,9 @@ class Specialization:
             return inputs
         self._slowly += 1
         if self._slowly & (self._slowly - 1) == 0:  # ever more seldom: it takes as long as calls do
-            self._fast = fast_guards(self.guards, arguments, inputs)
+            self._fast = self.guards.fast_code(arguments, inputs)
             if self._fast is not None:
-                self.passed = self._fast.passes()
+                self.passed = self._fast.function()
         return inputs
 
     def run(self, inputs: list[Any], arguments: CallArguments) -> Any:
@@ -266,7 +266,7 @@ class Specialization:
         return made, inputs
 
     def _make_plain(
-        self, guards: FastGuards, inputs: Sequence[Any], results: Sequence[Any], leaves: Sequence[Any]
+        self, guards: FastCode, inputs: Sequence[Any], results: Sequence[Any], leaves: Sequence[Any]
     ) -> None:
         """Have the next calls take the short way, if there is one; what else is given is of this call."""
 
@@ -274,7 +274,7 @@ class Specialization:
             return self._assemble(finish(self.metadata, inputs, [], checked(self.metadata, inputs, results)))
 
         graph = self._function, self.capture.catches
-        made = Plain(self.metadata, self.capture.convention, *graph, self._assemble, otherwise)
+        made = FastCall(self.metadata, self.capture.convention, *graph, self._assemble, otherwise)
         self.plain, self._fast = made.call(guards, inputs, results, leaves) or self.plain, None
 
     @property

@@ -1,4 +1,4 @@
-"""How tensors share memory, as a value that two calls can be compared by.
+"""How tensors share memory, as a value that two calls can be compared by, and the guard on it.
 
 Invariant: patterns are equal where each pair of tensors shares memory in the same way; a gradient that shares none is
 as one that is missing. Limits: sizes are no part of it.
@@ -6,14 +6,20 @@ as one that is missing. Limits: sizes are no part of it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from functionalize._torch import storage_key
+from functionalize._torch import share_storages, storage_key
 from functionalize._torch.tensors import autograd_base
 from functionalize.aliasing.geometry import hint
+from functionalize.errors import GradientMismatchError, InputMismatchError
+from functionalize.python_state.walk import StateWalk
+from functionalize.runtime.guards.compiled import items_of
+from functionalize.runtime.guards.guard import WHEN, CallInputs, FastCode, Guard, GuardKind, container_of
+from functionalize.runtime.guards.python_guards import changed_containers
+from functionalize.runtime.metadata import ProgramMetadata
 
 Pattern = tuple[Any, ...]
 
@@ -58,25 +64,70 @@ def alias_pattern(values: Sequence[Any], gradients: Collection[int] = ()) -> Pat
     return tuple(pattern)
 
 
-class Sharing:
-    """How the inputs of a program shared memory when it was captured, and what is compared of each call."""
+class Sharing(GuardKind):
+    """How the inputs of a program share memory."""
 
-    def __init__(self, values: Sequence[Any], gradients: Mapping[int, int], unused: Collection[int]) -> None:
+    def __init__(
+        self, metadata: ProgramMetadata, values: Sequence[Any], state: StateWalk, gradients: Mapping[int, int]
+    ) -> None:
         """``gradients``: their positions, each with that of its tensor, which stands where there is none.
 
-        ``unused``: what the graph does not take. Where memory is shared, it may take that as another input.
+        Where memory is shared, the graph may take an input that it does not use as another one.
         """
+        self._metadata, self._state, inputs = metadata, state, metadata.inputs
         given = [None if n in gradients and value is values[gradients[n]] else value for n, value in enumerate(values)]
         pattern = alias_pattern(given, gradients)
         shared = {n for pair in enumerate(pattern) if isinstance(pair[1], Shared) for n in (pair[0], pair[1].first)}
-        self.gradients = {number for number in gradients if number in shared or number not in unused}
-        self._unseen = gradients.keys() - self.gradients
-        self.pattern = self.now(given)
+        self._gradients = {number for number in gradients if number in shared or number not in metadata.unused}
+        self._unseen = gradients.keys() - self._gradients
+        # What a call may be captured again for comes last.
+        self._order = sorted(range(len(inputs)), key=self._gradients.__contains__)
+        self.pattern = self._now(given)
 
-    def now(self, values: Sequence[Any]) -> Pattern:
+    def failure(self, call: CallInputs) -> InputMismatchError | None:
+        pattern = self._now(call.values)
+        if pattern == self.pattern:
+            return None
+        for number in self._order:
+            now, before = pattern[number], self.pattern[number]
+            if now != before:
+                first = (now if isinstance(now, Shared) else before).first
+                if call.examples.isdisjoint((number, first)):
+                    return self._mismatch(number, first, now, before)
+        return None
+
+    def write(self, code: FastCode) -> None:
+        values = code.call.values
+        tensors = {n for n, entry in enumerate(self._metadata.inputs) if entry.gradient_of is None}
+        numbers = sorted({*(n for n in tensors if isinstance(values[n], torch.Tensor)), *self._gradients})
+        present = [values[number] for number in numbers if values[number] is not None]
+        if len(set(map(storage_key, present))) < len(present):
+            code.body.refuse("sharing(inputs) != pattern", sharing=self._now, pattern=self.pattern)
+        elif len(numbers) > 1:  # a gradient that is missing shares no memory
+            compared = items_of("inputs", numbers, len(self._metadata.inputs))
+            code.body.refuse(f"share((), {{}}, ({compared},))", share=share_storages)
+
+    def listed(self) -> Iterator[Guard]:
+        labels = [entry.label for entry in self._metadata.inputs]
+        for number, entry in enumerate(self.pattern):
+            if isinstance(entry, Shared):
+                yield Guard(labels[number], f"shares memory with {labels[entry.first]}", entry[1:])
+
+    def _now(self, values: Sequence[Any]) -> Pattern:
         """How the inputs of a call share memory, but for gradients that the program does not see."""
         seen = [None if number in self._unseen else value for number, value in enumerate(values)]
-        return alias_pattern(seen, self.gradients)
+        return alias_pattern(seen, self._gradients)
+
+    def _mismatch(self, number: int, first: int, now: Any, before: Any) -> InputMismatchError:
+        inputs, changed = self._metadata.inputs, changed_containers(self._metadata, self._state)
+        containers = {n: container_of(inputs[n].slot) for n in (number, first)}
+        own = next((n for n, container in containers.items() if id(container) in changed), number)
+        kind = GradientMismatchError if number in self._gradients else InputMismatchError
+        return kind(
+            f"{inputs[number].label} and {inputs[first].label} {relation(now)}, and {relation(before)} {WHEN}",
+            hint="pass tensors that share memory in the same way, or capture with on_guard_failure='recapture'",
+            container=containers[own],
+        )
 
 
 def same_tensors(pattern: Pattern) -> dict[int, int]:

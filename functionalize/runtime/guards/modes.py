@@ -1,4 +1,4 @@
-"""The modes of torch that a program runs under: a table of how to read each of them, and how to set it.
+"""The modes of torch that a program runs under: a table of how to read and set each of them, and the guards on them.
 
 Invariant: what a program computes depends on no other mode than these. Limits: the modes of one thread; settings that
 kernels read themselves when the graph runs (such as the precision of matrix products) are not among them.
@@ -14,7 +14,9 @@ from typing import Any
 
 import torch
 
-from functionalize._torch.dispatch import function_modes
+from functionalize._torch.dispatch import GlobalStateGuard, function_modes, in_forward_ad
+from functionalize.errors import GradientMismatchError, InputMismatchError
+from functionalize.runtime.guards.guard import CallInputs, FastCode, Guard, GuardKind, mismatch
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,13 @@ MODES: dict[str, Mode] = {
     "number of torch function modes": Mode(function_modes),
 }
 
+# Modes that torch's own check leaves out. They are to be off.
+_OFF: dict[str, Callable[[], Any]] = {
+    "function_modes": function_modes,
+    "inference_mode": torch.is_inference_mode_enabled,
+    "forward_ad": in_forward_ad,
+}
+
 
 def modes_now() -> dict[str, Any]:
     """The modes of this thread, by name."""
@@ -87,3 +96,45 @@ def in_modes(values: Mapping[str, Any]) -> Iterator[None]:
 def changed_modes(before: Mapping[str, Any]) -> dict[str, Any]:
     """The modes that have changed."""
     return {name: value for name, value in modes_now().items() if value != before[name]}
+
+
+class ModeGuards(GuardKind):
+    """The modes of the thread that calls. All are listed and compared fast; :class:`GradModeGuard` checks grad mode."""
+
+    def __init__(self, expected: Mapping[str, Any]) -> None:
+        self._expected = expected
+
+    def failure(self, call: CallInputs) -> InputMismatchError | None:
+        now = modes_now()
+        for name, before in self._expected.items():
+            if name != GRAD_MODE and now[name] != before:
+                return mismatch(f"the {name}", now[name], before)
+        return None
+
+    def write(self, code: FastCode) -> None:
+        off = " or ".join(f"{name}()" for name in _OFF)
+        code.body.refuse(f"not modes() or {off}", modes=GlobalStateGuard().check, **_OFF)
+
+    def listed(self) -> Iterator[Guard]:
+        return (Guard("the call", name, value) for name, value in self._expected.items())
+
+
+class GradModeGuard(GuardKind):
+    """Grad mode. It is checked late: a call that differs in nothing else is captured again."""
+
+    def __init__(self, expected: Mapping[str, Any]) -> None:
+        self._expected = expected[GRAD_MODE]
+
+    def failure(self, call: CallInputs) -> InputMismatchError | None:
+        now = MODES[GRAD_MODE].read()
+        return (
+            None if now == self._expected else mismatch(f"the {GRAD_MODE}", now, self._expected, GradientMismatchError)
+        )
+
+    def write(self, code: FastCode) -> None:
+        """Nothing: the lines of :class:`ModeGuards` compare it."""
+
+
+def can_be_compared_fast() -> bool:
+    """Whether all modes are off that torch's own check leaves out."""
+    return not any(is_on() for is_on in _OFF.values())

@@ -1,19 +1,33 @@
-"""The Python values that a program may decide by: attributes of modules, variables of functions, their containers.
+"""Guards on Python values: attributes of modules, variables of functions, containers, and what a program changes.
 
-Invariant: settings that are found unchanged hold what they did, as far as a program can tell.
+Invariant: values that pass are what they were, as far as a program can tell. Limits: those of ``frozen``; the fast
+lines compare objects by identity.
 """
 
 from __future__ import annotations
 
+import types
+from collections import OrderedDict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import partial, reduce
+from operator import is_
 from typing import Any, NamedTuple
 
 import torch
 
+from functionalize.errors import InputMismatchError, NumberMismatchError, StateMismatchError
 from functionalize.python_state.buffers import ARRAYS, held_by
-from functionalize.python_state.containers import CodeOf, Variable, copy_of, place_of, read, unchanged
+from functionalize.python_state.containers import (
+    CodeOf,
+    SetItems,
+    Variable,
+    cell_content,
+    copy_of,
+    place_of,
+    read,
+    unchanged,
+)
 from functionalize.python_state.decompose import (
     ATTRIBUTES_OF_MODULES,
     HOOKS_OF_MODULES,
@@ -22,6 +36,7 @@ from functionalize.python_state.decompose import (
     entries_of,
     items_of,
 )
+from functionalize.python_state.reconstruct import TensorRef
 from functionalize.python_state.slots import is_number
 from functionalize.python_state.snapshot import (
     DEPTH,
@@ -33,13 +48,21 @@ from functionalize.python_state.snapshot import (
     same,
     without,
 )
-from functionalize.python_state.traversal_rules import PLAIN, keys_of
-from functionalize.python_state.walk import StateWalk, joined
+from functionalize.python_state.traversal_rules import PLAIN, key_behind, keys_of
+from functionalize.python_state.walk import StateWalk, containers_inside, joined
+from functionalize.runtime.guards.compiled import FunctionWriter
+from functionalize.runtime.guards.guard import WHEN, CallInputs, FastCode, Guard, GuardKind, mismatch, words
+from functionalize.runtime.metadata import OutputAlias, ProgramMetadata
+from functionalize.runtime.outputs.side_effects import SideEffect
 
 _OF_MODULES = ATTRIBUTES_OF_MODULES - {"training", *HOOKS_OF_MODULES}
 LENGTH = object()  # in the place of a key: how many entries a container has
 ORDER = object()  # likewise: its keys, one after the other
 _NEVER_CHANGED = {Comparison.VALUE, Comparison.EQUALITY, Comparison.IDENTITY}  # inside, to a program
+_EMPTY_IS_FALSE = (dict, OrderedDict, list)  # asked so, they take a third of the time that their length takes
+_CHANGES_IT = (
+    "the program changes it, and supports only the value from the capture: restore that value, or capture again"
+)
 
 
 class _Same:
@@ -92,13 +115,36 @@ class Setting(NamedTuple):
         """What messages call it."""
         return joined(self.owner, self.name)
 
+    @property
+    def is_known_by_identity(self) -> bool:
+        """Whether it must be one very object, whatever that holds."""
+        return type(self.content) in (EnteredObject, _Same)
+
+    def now(self) -> Any:
+        """What is there now."""
+        return Settings.read(self.container, self.key)
+
+    def differs(self, now: Any, memo: dict[int, Any]) -> bool:
+        """Whether what is there now is something else to a program; ``memo``: of :func:`frozen`."""
+        if self.key is ORDER:  # plain keys, in a tuple that does not outlive the memo
+            return bool(now != self.content)
+        if self.is_known_by_identity:
+            return now is not self.content.value
+        return not same(frozen(now, memo), self.content)
+
+    def failure(self, now: Any) -> InputMismatchError:
+        """The error for another value."""
+        numbers = self.key is not LENGTH and is_numbers(now) and is_numbers(self.value)
+        kind = partial(NumberMismatchError, key=self.key) if numbers else StateMismatchError
+        return mismatch(f"`{self.path}`", now, self.content, kind, container=self.container)
+
 
 # What its class does given one by one, three times as fast: a large model has thousands.
 _setting: Callable[[tuple[Any, ...]], Setting] = partial(tuple.__new__, Setting)
 
 
-class Settings:
-    """The settings of one program."""
+class Settings(GuardKind):
+    """The guards of one program on Python values; the capture adds them, and leaves out what it makes inputs."""
 
     def __init__(self, apart: Iterable[Any] = ()) -> None:
         """``apart``: objects that may sit in tuples, and whose content is compared by itself."""
@@ -206,56 +252,185 @@ class Settings:
         ]
         return kept
 
-    def differing(self) -> tuple[Setting, Any] | None:
-        """The first that is no longer what it was, and what it is now."""
+    def compares(self, container: Any, key: Any) -> bool:
+        """Whether a value of Python state counts."""
+        same_place = (row for row in self.found if row.container is container)
+        plain = type(key) in PLAIN  # keys of a program's own classes are asked nothing
+        return any(row.key is key or (plain and type(row.key) is type(key) and row.key == key) for row in same_place)
+
+    def failure(self, call: CallInputs) -> InputMismatchError | None:
         memo = dict(self.apart)
-        for setting in self.found:
-            now, content = self.read(setting.container, setting.key), setting.content
-            if setting.key is ORDER:  # plain keys, in a tuple that does not outlive the memo
-                differs = now != content
-            elif type(content) in (EnteredObject, _Same):
-                differs = now is not content.value
-            else:
-                differs = not same(frozen(now, memo), content)
-            if differs:
-                return setting, now
+        for row in self.found:
+            now = row.now()
+            if row.differs(now, memo):
+                return row.failure(now)
         return None
 
+    def write(self, code: FastCode) -> None:
+        body, contents = code.body, _ContainerContents(self.apart)
+        shown_empty, lines = set[int](), list[str]()
+        for row in self.found:
+            value = row.now()
+            lines.append(f"if {_differs(body, row.container, row.key, value)}: return None")
+            shown_empty.add(id(_shown_empty(row.container, row.key, value)))
+            if not row.is_known_by_identity:
+                contents.add(value)
+        body.attempt(lines, "LookupError", "AttributeError")
+        for container in contents.empty:
+            if id(container) not in shown_empty:
+                body.refuse(body.name("empty", container))
+        if not contents.is_empty:
+            body.refuse("changed()", changed=contents.changed)
 
-class SettingsCheck:
-    """What tells, for sure, that settings are as they were when this was made. It may say no where they are."""
+    def listed(self) -> Iterator[Guard]:
+        return (Guard(f"`{row.path}`", "value", row.content) for row in self.found)
 
-    def __init__(self, settings: Settings) -> None:
-        self.entries: list[tuple[Any, Any, Any]] = []  # containers, keys, and the very objects that are to be there
+
+class _ContainerContents:
+    """What the containers in some values hold now: the very objects."""
+
+    def __init__(self, entered: Iterable[int]) -> None:
+        """``entered``: the identities of objects that others compare."""
+        self._seen = set(entered)
         self.empty: list[Any] = []  # containers that are to be empty
-        self.contents: list[tuple[Any, Any]] = []  # containers, and copies of what they are to hold
-        self.arrays: list[tuple[Any, Any]] = []  # likewise
-        seen = set(settings.apart)
-        for setting in settings.found:
-            value = settings.read(setting.container, setting.key)
-            self.entries.append((setting.container, setting.key, value))
-            if type(setting.content) not in (EnteredObject, _Same):
-                self._enter(value, seen)
+        self._containers: list[tuple[Any, Any]] = []  # with copies of what they are to hold
+        self._arrays: list[tuple[Any, Any]] = []  # likewise
 
-    def _enter(self, value: Any, seen: set[int], depth: int = DEPTH) -> None:
-        """Remember what the containers that a value consists of hold now."""
+    @property
+    def is_empty(self) -> bool:
+        """Whether all containers are empty ones."""
+        return not (self._containers or self._arrays)
+
+    def add(self, value: Any, depth: int = DEPTH) -> None:
+        """Note what the containers that a value consists of hold."""
         comparison = decomposition_of(type(value)).comparison
-        if comparison in _NEVER_CHANGED or id(value) in seen or not depth:
+        if comparison in _NEVER_CHANGED or id(value) in self._seen or not depth:
             return
-        seen.add(id(value))
+        self._seen.add(id(value))
         array = held_by(value, ARRAYS)
         if array is not None:
-            self.arrays.append((value, array))
+            self._arrays.append((value, array))
             return
         for container, _ in entries_of(value):
             if container:
-                self.contents.append((container, copy_of(container)))
+                self._containers.append((container, copy_of(container)))
             else:
                 self.empty.append(container)
         for item in items_of(value).values:
-            self._enter(item, seen, inside(value, depth))
+            self.add(item, inside(value, depth))
 
     def changed(self) -> bool:
         """Whether some container may hold something else."""
-        contents = any(not unchanged(container, content) for container, content in self.contents)
-        return contents or any(held_by(array, ARRAYS) != content for array, content in self.arrays)
+        contents = any(not unchanged(container, content) for container, content in self._containers)
+        return contents or any(held_by(array, ARRAYS) != content for array, content in self._arrays)
+
+
+def _shown_empty(container: Any, key: Any, value: Any) -> Any:
+    """The container that one comparison shows to be empty still; None of most."""
+    if key is LENGTH and type(container) in _EMPTY_IS_FALSE and not value:
+        return container
+    named = type(key) is str and key in HOOKS_OF_MODULES
+    return value if named and type(value) in _EMPTY_IS_FALSE and not value else None
+
+
+def _differs(writer: FunctionWriter, container: Any, key: Any, value: Any) -> str:
+    """What shows whether an entry of a container is not the very object that it was."""
+    if _shown_empty(container, key, value) is not None:
+        # Hooks are taken as they are now: to torch, an empty dict of them is like another one.
+        return writer.name("container", container) if key is LENGTH else writer.entry(container, key)
+    if key is LENGTH:
+        return f"len({writer.name('container', container)}) != {value}"
+    if key is ORDER:
+        writer.names["keys_of"] = keys_of
+        return f"{_keys(container).format(writer.name('container', container))} != {writer.name('keys', value)}"
+    if type(container) is CodeOf and all(map(str.isidentifier, key.split("."))):
+        now = f"{writer.name('owner', container.owner)}.{key}"
+    elif isinstance(container, types.CellType):
+        writer.names["content"] = cell_content
+        now = f"content({writer.name('cell', container)})"
+    else:
+        now = writer.entry(container, key)
+    literal = any(value is constant for constant in (True, False, None))
+    return f"{now} is not {value if literal else writer.name('value', value)}"
+
+
+def _keys(container: Any) -> str:
+    """What reads the keys of a dict as ``keys_of`` does, as fast as these allow."""
+    if all(map(is_, container, keys_of(container))):
+        return "tuple({})"
+    tensors = all(isinstance(key_behind(key), torch.Tensor) for key in container)
+    return "tuple(map(id, {}))" if tensors else "keys_of({})"
+
+
+class ChangedObjects(GuardKind):
+    """What a program changes in Python objects: a call must find it as the capture found it."""
+
+    def __init__(self, metadata: ProgramMetadata, state: StateWalk) -> None:
+        self._metadata, self._state = metadata, state
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._metadata.side_effects
+
+    def failure(self, call: CallInputs) -> InputMismatchError | None:
+        states = self._state, call.arguments.walk
+        for effect in self._metadata.side_effects:
+            container = list(states[effect.state].containers.values())[effect.container][0]
+            error = self._shape_failure(effect, container) or self._entry_failure(effect, container, states, call)
+            if error is not None:
+                return error
+        return None
+
+    def _shape_failure(self, effect: SideEffect, container: Any) -> StateMismatchError | None:
+        if effect.length not in (None, len(container)):
+            return StateMismatchError(
+                f"`{effect.path}` has {len(container)} items, and had {effect.length} {WHEN}",
+                hint=_CHANGES_IT,
+                container=place_of(container, 0)[0],
+            )
+        if not effect.is_in_order(container):
+            said = f"`{effect.path}` has its keys in the order {tuple(container)}, and had {effect.order} {WHEN}"
+            return StateMismatchError(said, hint=_CHANGES_IT, container=container)
+        return None
+
+    def _entry_failure(
+        self, effect: SideEffect, container: Any, states: Sequence[StateWalk], call: CallInputs
+    ) -> StateMismatchError | None:
+        items = container if isinstance(container, SetItems) else ()  # in Python's order
+        for name, before in effect.before.items():
+            number = self._input_of(name) if isinstance(name, TensorRef) else None
+            now = read(container, name if number is None else call.values[number])
+            label = name if number is None else self._metadata.inputs[number].target
+            if not any(before.is_found(value, states) for value in (now, *items)):
+                told, was = before.told(now, states, words)
+                return StateMismatchError(
+                    f"`{joined(effect.path, label)}` is {told}, and was {was} {WHEN}",
+                    hint=_CHANGES_IT,
+                    container=place_of(container, label)[0],
+                )
+        return None
+
+    def _input_of(self, name: TensorRef) -> int:
+        alias: OutputAlias = self._metadata.outputs[name.number]
+        assert alias.input is not None
+        return alias.input
+
+
+def changed_places(metadata: ProgramMetadata, state: StateWalk) -> set[tuple[int, Any]]:
+    """What a program changes itself, or makes look otherwise: the entries of containers by identity, and keys."""
+    containers = [container for container, _ in state.containers.values()]
+    places = [
+        place_of(containers[effect.container], key)
+        for effect in metadata.side_effects
+        if effect.state == 0
+        for key in (effect.before or (0,))
+    ]
+    moved = (metadata.inputs[write.input].slot for write in metadata.mutations if write.metadata or write.after)
+    places += [place_of(slot.container, slot.key) for slot in moved if slot is not None]
+    return {(id(container), key) for container, key in places}
+
+
+def changed_containers(metadata: ProgramMetadata, state: StateWalk) -> set[int]:
+    """The identities of containers that a program changes or replaces, and of what holds tensors that it moves."""
+    changed = changed_places(metadata, state)
+    return {container for container, _ in changed} | containers_inside(state, changed)

@@ -1,4 +1,4 @@
-"""Places of a program's state that held tensors: a call must find tensors there, the same ones in the same places.
+"""Guards on which places of a program's state hold the same tensor, and on tensors that are no inputs.
 
 A program takes a tensor from the first place where it was found. Where another place holds another tensor by now, it
 would be read as that one. A tensor that the graph does not use is no input of it; yet the program may ask whether it is
@@ -10,30 +10,33 @@ gradients are left out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence, Set
+from dataclasses import dataclass
 from typing import Any
 
-from functionalize.errors import StateMismatchError
-from functionalize.python_state.containers import ABSENT, SetItems, place_of
+from functionalize.errors import InputMismatchError, StateMismatchError
+from functionalize.python_state.containers import ABSENT, SetItems
 from functionalize.python_state.slots import Slot
 from functionalize.python_state.traversal_rules import key_behind
 from functionalize.python_state.walk import StateWalk
+from functionalize.runtime.guards.guard import WHEN, CallInputs, FastCode, GuardKind, container_of
+from functionalize.runtime.guards.python_guards import changed_containers
 from functionalize.runtime.metadata import ProgramMetadata
 
 _PUT_BACK = "restore the previous objects, or capture again"
 
 
-class SharedPlaces:
+class SharedTensors(GuardKind):
     """The further places of the inputs, and those of tensors that are no inputs."""
 
     def __init__(self, metadata: ProgramMetadata, values: Sequence[Any], state: StateWalk, *, kinds: bool) -> None:
         """``kinds``: whether the program may ask for the classes of tensors."""
         inputs, logs = metadata.inputs, _logs(metadata, state)
-        self._inputs = inputs
-        self.known = [n for n, entry in enumerate(inputs) if entry.is_tensor and entry.gradient_of is None]
-        numbers = {id(values[n]): n for n in reversed(self.known)}
-        numbers |= {id(values[n]): n for n in reversed(self.known) if inputs[n].slot is not None}
-        self.places = list[tuple[Slot, int]]()
+        self._metadata, self._state, self._inputs = metadata, state, inputs
+        self._numbers = [n for n, entry in enumerate(inputs) if entry.is_tensor and entry.gradient_of is None]
+        numbers = {id(values[n]): n for n in reversed(self._numbers)}
+        numbers |= {id(values[n]): n for n in reversed(self._numbers) if inputs[n].slot is not None}
+        self._places = list[tuple[Slot, int]]()
         others = dict[int, list[Slot]]()
         for slot, value in _held(state.tensors):
             number = numbers.get(id(value))
@@ -42,103 +45,99 @@ class SharedPlaces:
             if number is None:
                 others.setdefault(id(value), []).append(slot)
             elif slot is not inputs[number].slot:
-                self.places.append((slot, number))
-        self.others = [(slots, type(slots[0].get())) for slots in others.values()]
-        self._kinds = [(n, type(values[n])) for n in self.known if kinds and inputs[n].slot is not None]
-        self.members = [(slot.container, numbers[id(value)]) for slot, value in _in_sets(state) if id(value) in numbers]
+                self._places.append((slot, number))
+        self._others = [(slots, type(slots[0].get())) for slots in others.values()]
+        self._kinds = [(n, type(values[n])) for n in self._numbers if kinds and inputs[n].slot is not None]
+        self._members = [
+            (slot.container, numbers[id(value)]) for slot, value in _in_sets(state) if id(value) in numbers
+        ]
         self._keyed = list(state.keyed_by_tensor)
-        known = [*(values[n] for n in self.known), *(slots[0].get() for slots, _ in self.others)]
-        self._found = self._who(known)
+        self._expected = self._identities(values)
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether all tensors are inputs, and no keys."""
-        return not (self.others or self._keyed)
+    def failure(self, call: CallInputs) -> InputMismatchError | None:
+        return self._input_failure(call) or self._other_failure(call.values, bool(call.examples))
 
-    def check(self, values: Sequence[Any], changed: Callable[[], Set[int]], examples: Set[int]) -> None:
-        """Compare the places with a call's inputs; ``changed``: the identities of containers that the program changes.
+    def write(self, code: FastCode) -> None:
+        body, places, members = code.body, self._places, self._members
+        lines = [f"if {body.place(slot)} is not inputs[{number}]: return None" for slot, number in places]
+        lines += [
+            f"if not {body.name('holds', items.holds)}(inputs[{number}]): return None" for items, number in members
+        ]
+        body.attempt(lines, "LookupError", "TypeError")
+        if self._others or self._keyed:
+            body.refuse("others(inputs) is not None", others=self._other_failure)
 
-        ``examples``: inputs that stand for any that a call may pass: which objects these are is not compared.
-
-        Raises:
-            StateMismatchError: one holds something else.
-        """
-        for items, number in self.members:
-            if number not in examples and not items.holds(values[number]):
-                raise StateMismatchError(
-                    f"{self._inputs[number].label} is not in a set that contained it when the program was captured",
+    def _input_failure(self, call: CallInputs) -> StateMismatchError | None:
+        values = call.values
+        for items, number in self._members:
+            if number not in call.examples and not items.holds(values[number]):
+                return StateMismatchError(
+                    f"{self._inputs[number].label} is not in a set that contained it {WHEN}",
                     hint="put it into the set again, or capture again",
                     container=items,
                 )
-        for slot, number in self.places:
-            if number not in examples and slot.found() is not values[number]:
-                first = self._inputs[number].slot or slot
-                raise _apart(self._inputs[number].label, first, slot, changed)
+        for slot, number in self._places:
+            if number not in call.examples and slot.found() is not values[number]:
+                return self._apart(self._inputs[number].label, self._inputs[number].slot or slot, slot)
         for number, kind in self._kinds:
-            if number not in examples and values[number] is not None and type(values[number]) is not kind:
-                raise _other_kind(self._inputs[number].label, self._inputs[number].slot, values[number], kind)
-        self._check_others(values, changed, bool(examples))
+            value = values[number]
+            if number not in call.examples and value is not None and type(value) is not kind:
+                return _other_kind(self._inputs[number].label, self._inputs[number].slot, value, kind)
+        return None
 
-    def _check_others(self, values: Sequence[Any], changed: Callable[[], Set[int]], for_examples: bool) -> None:
-        for (first, *rest), kind in self.others:
+    def _other_failure(self, values: Sequence[Any], are_examples: bool = False) -> StateMismatchError | None:
+        """What differs of tensors that are no inputs, or keys, and of which tensors are the same."""
+        for (first, *rest), kind in self._others:
             now = first.found()
             if type(now) is not kind:
-                raise _other_kind(f"`{first.path}`", first, now, kind)
+                return _other_kind(f"`{first.path}`", first, now, kind)
             for slot in rest:
                 if slot.found() is not now:
-                    raise _apart(f"`{first.path}`", first, slot, changed)
-        if self.is_empty or for_examples:
-            return
-        who, found = self._who(self.tensors(values)), self._found
-        if who != found:
-            places = [self._inputs[n].slot for n in self.known] + [slots[0] for slots, _ in self.others]
-            pairs = zip(places, [*who[0], *who[1]], [*found[0], *found[1]], strict=False)
-            place = next((one for one, now, before in pairs if now != before and one is not None), None)
-            what = "an attribute or item of the program's state" if place is None else f"`{place.path}`"
-            raise StateMismatchError(
-                f"{what} shares its tensor with other attributes, items or keys of containers than when the program "
-                "was captured",
-                hint=_PUT_BACK,
-                container=None if place is None else place_of(place.container, place.key)[0],
-            )
+                    return self._apart(f"`{first.path}`", first, slot)
+        if are_examples or not (self._others or self._keyed):
+            return None
+        now, before = self._identities(values), self._expected
+        if now == before:
+            return None
+        places = [self._inputs[n].slot for n in self._numbers] + [slots[0] for slots, _ in self._others]
+        triples = zip(places, [*now.firsts, *now.keys], [*before.firsts, *before.keys], strict=False)
+        place = next((slot for slot, this, that in triples if this != that and slot is not None), None)
+        what = "an attribute or item of the program's state" if place is None else f"`{place.path}`"
+        return StateMismatchError(
+            f"{what} shares its tensor with other attributes, items or keys of containers than when the program "
+            "was captured",
+            hint=_PUT_BACK,
+            container=container_of(place),
+        )
 
-    def differ(self, values: Sequence[Any]) -> bool:
-        """Whether the tensors that are no inputs, or keys, are others than they were, to a program."""
-        if not all(type(found := slots[0].found()) is kind and _all_are(found, slots) for slots, kind in self.others):
-            return True
-        return self._who(self.tensors(values)) != self._found
+    def _apart(self, label: str, first: Slot, slot: Slot) -> StateMismatchError:
+        containers, changed = [container_of(first), container_of(slot)], changed_containers(self._metadata, self._state)
+        return StateMismatchError(
+            f"`{slot.path}` and {label} were the same tensor {WHEN}, and are not any more",
+            hint="assign one tensor to both again, or capture again",
+            container=next((container for container in containers if id(container) in changed), containers[1]),
+        )
 
-    def tensors(self, values: Sequence[Any]) -> list[Any]:
-        """The inputs that are tensors, and the others."""
-        return [*(values[n] for n in self.known), *(slots[0].found() for slots, _ in self.others)]
-
-    def _who(self, tensors: Sequence[Any]) -> tuple[list[int], list[Set[int]]]:
-        """Of each tensor which is the first that is the same; of each container with such keys which are among them."""
+    def _identities(self, values: Sequence[Any]) -> _Identities:
+        tensors = [*(values[n] for n in self._numbers), *(slots[0].found() for slots, _ in self._others)]
         first = dict[int, int]()
-        own = [first.setdefault(id(tensor), number) for number, tensor in enumerate(tensors)]
+        firsts = [first.setdefault(id(tensor), number) for number, tensor in enumerate(tensors)]
         keyed = [map(key_behind, keys) for keys in self._keyed]
-        return own, [{first[id(key)] for key in keys if id(key) in first} for keys in keyed]
+        return _Identities(firsts, [{first[id(key)] for key in keys if id(key) in first} for keys in keyed])
 
 
-def _all_are(tensor: Any, slots: Iterable[Slot]) -> bool:
-    return all(slot.found() is tensor for slot in slots)
+@dataclass(frozen=True)
+class _Identities:
+    """Which tensors are one object: by number."""
 
-
-def _apart(label: str, first: Slot, slot: Slot, changed: Callable[[], Set[int]]) -> StateMismatchError:
-    containers = [place_of(one.container, one.key)[0] for one in (first, slot)]
-    return StateMismatchError(
-        f"`{slot.path}` and {label} were the same tensor when the program was captured, and are not any more",
-        hint="assign one tensor to both again, or capture again",
-        container=next((one for one in containers if id(one) in changed()), containers[1]),
-    )
+    firsts: list[int]  # of each tensor the first that is the same
+    keys: list[Set[int]]  # of each container with tensors for keys, which are among these
 
 
 def _other_kind(label: str, slot: Slot | None, now: Any, kind: type) -> StateMismatchError:
     what = "not there" if now is ABSENT else f"a {type(now).__name__}"
     return StateMismatchError(
-        f"{label} is {what}, and was a {kind.__name__} when the program was captured",
-        hint=_PUT_BACK,
-        container=None if slot is None else place_of(slot.container, slot.key)[0],
+        f"{label} is {what}, and was a {kind.__name__} {WHEN}", hint=_PUT_BACK, container=container_of(slot)
     )
 
 

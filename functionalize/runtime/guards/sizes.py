@@ -1,4 +1,4 @@
-"""What a program takes for granted of sizes that are symbols, checked at each call.
+"""Guards on sizes that are symbols: their ranges, which are equal, and the conditions that the capture met.
 
 Invariant: a call is computed only for sizes for which each decision that the capture took on sizes holds.
 """
@@ -8,11 +8,23 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 from functionalize.errors import InputMismatchError
+from functionalize.runtime.guards.guard import CallInputs, FastCode, Guard, GuardKind
+from functionalize.runtime.metadata import GraphInput
 
-Sizes = tuple[tuple[int, Any, Any], ...]  # of inputs, by number: their sizes and their strides
+
+class InputSize(NamedTuple):
+    """The size of one input, and its strides."""
+
+    input: int
+    size: Any
+    stride: Any
+
+
+Sizes = tuple[InputSize, ...]
 
 _UNBOUNDED = 2**31  # upper ends from here on are none that anybody asked for
 _LARGEST = 65_536  # upper end of a range that is tried
@@ -50,22 +62,19 @@ class Size:
         return f"{self.name}: {_range(self.low, self.high)}" + (f" ({', '.join(self.places)})" if self.places else "")
 
 
-class SizeGuards:
+class SizeGuards(GuardKind):
     """Ranges of symbols, equal sizes, and conditions on both."""
 
     def __init__(
         self,
+        inputs: Sequence[GraphInput],
         layouts: Mapping[int, Any],
-        labels: Mapping[int, str],
         conditions: Iterable[Any],
         ranges: Mapping[Any, Any],
         names: Mapping[Any, str],
     ) -> None:
-        """``layouts``: of inputs whose sizes have symbols, as expressions; ``labels``: what messages call them.
-
-        ``names``: of symbols that the caller has named.
-        """
-        self._layouts, self._labels = dict(layouts), dict(labels)
+        """``layouts``: of inputs whose sizes have symbols, as expressions; ``names``: those that the caller gave."""
+        self._inputs, self._layouts = inputs, dict(layouts)
         self._conditions, self._ranges = list(conditions), dict(ranges)
         self._names = {str(symbol): name for symbol, name in names.items()}
 
@@ -78,26 +87,39 @@ class SizeGuards:
         """These, and what a trace has taken for granted since: decomposing an operator compares sizes."""
         from functionalize._torch.symbols.symbols import guards  # here: loads sympy
 
-        return SizeGuards(self._layouts, self._labels, guards(environment), environment.var_to_range, self._names)
+        return SizeGuards(self._inputs, self._layouts, guards(environment), environment.var_to_range, self._names)
 
     def of(self, values: Sequence[Any]) -> Sizes:
         """The sizes of a call's inputs that may differ."""
-        return tuple((number, values[number].size(), values[number].stride()) for number in self._layouts)
+        return tuple(InputSize(number, values[number].size(), values[number].stride()) for number in self._layouts)
 
     def holds_for(self, sizes: Sizes) -> bool:
         """Whether they are such."""
-        try:
-            self._check(sizes)
-        except InputMismatchError:
-            return False
-        return True
+        return self._failure_of(sizes) is None
 
-    def listed(self) -> Iterator[Any]:
+    def check(self, values: Sequence[Any]) -> None:
+        """Raise where the sizes of a program's inputs are not such.
+
+        Raises:
+            InputMismatchError: says which input and what is expected.
+        """
+        error = self._failure_of(self.of(values))
+        if error is not None:
+            raise error
+
+    def failure(self, call: CallInputs) -> InputMismatchError | None:
+        return None if call.arguments.are_examples else self._failure_of(self.of(call.values))
+
+    def write(self, code: FastCode) -> None:
+        """Refuse other sizes than those of the call that passed: conditions on symbols take long to check."""
+        code.body.refuse("sizes(inputs) != same_sizes", sizes=self.of, same_sizes=self.of(code.call.values))
+
+    def listed(self) -> Iterator[Guard]:
         """Ranges and conditions, as text in the caller's names."""
         ends = ((symbol, *_ends(bounds)) for symbol, bounds in self._ranges.items() if symbol.is_integer)
-        found = [f"{low} <= {one}" + ("" if high is None else f" <= {high}") for one, low, high in ends]
-        said = map(self._named, [*found, *map(str, self._conditions)])
-        yield from (text for text in dict.fromkeys(said) if not _SAME.fullmatch(text))
+        ranges = [f"{low} <= {symbol}" + ("" if high is None else f" <= {high}") for symbol, low, high in ends]
+        said = map(self._named, [*ranges, *map(str, self._conditions)])
+        return (Guard("the sizes", "satisfy", text) for text in dict.fromkeys(said) if not _SAME.fullmatch(text))
 
     def described(self) -> list[Size]:
         """The sizes that may differ; of sizes with one name the bounds that all have."""
@@ -106,7 +128,7 @@ class SizeGuards:
             for dim, size in enumerate(layout.size):
                 if type(size) is int or not size.is_symbol:
                     continue
-                name, place = self._named(str(size)), f"dimension {dim} of {self._labels[number].split(maxsplit=2)[-1]}"
+                name, place = self._named(str(size)), f"dimension {dim} of {self._inputs[number].quoted}"
                 low, high = _ends(self._ranges[size])
                 symbols = tuple(symbol for symbol, given in self._names.items() if given == name) or (name,)
                 known = found.get(name, Size(name, low, high, (), symbols))
@@ -118,14 +140,6 @@ class SizeGuards:
     def _named(self, text: str) -> str:
         return _SYMBOL.sub(lambda found: self._names.get(found[0], found[0]), text)
 
-    def check(self, values: Sequence[Any]) -> None:
-        """Raise where the sizes of a call are not such.
-
-        Raises:
-            InputMismatchError: says which input and what is expected.
-        """
-        self._check(self.of(values))
-
     def ends(self, sizes: Sizes) -> Iterator[tuple[str, Sizes]]:
         """The sizes of a call, with each that may differ at the lower end of its range, and at the upper.
 
@@ -133,8 +147,8 @@ class SizeGuards:
         """
         example = {
             size: actual
-            for number, now, _ in sizes
-            for size, actual in zip(self._layouts[number].size, now, strict=True)
+            for now in sizes
+            for size, actual in zip(self._layouts[now.input].size, now.size, strict=True)
             if type(size) is not int and size.is_symbol
         }
         for symbol, actual in example.items():
@@ -158,49 +172,57 @@ class SizeGuards:
             return int(size if type(size) is int else size.xreplace(dict(example)))
 
         layouts = self._layouts.items()
-        return tuple((n, tuple(map(number, at.size)), tuple(map(number, at.stride))) for n, at in layouts)
+        return tuple(InputSize(n, tuple(map(number, at.size)), tuple(map(number, at.stride))) for n, at in layouts)
 
     def _said(self, symbol: Any, sizes: Sizes) -> str:
         places = ((n, dim) for n, at in self._layouts.items() for dim, size in enumerate(at.size) if size == symbol)
         number, dim = next(places)
-        size = next(now[dim] for n, now, _ in sizes if n == number)
-        return f"dimension {dim} of {self._labels[number]} = {size}"
+        size = next(now.size[dim] for now in sizes if now.input == number)
+        return f"dimension {dim} of {self._inputs[number].label} = {size}"
 
-    def _check(self, sizes: Sizes) -> None:
-        known: dict[Any, int] = {}
-        for number, now, _ in sizes:
-            for dim, (size, actual) in enumerate(zip(self._layouts[number].size, now, strict=True)):
-                self._meet(known, size, actual, f"dimension {dim} of {self._labels[number]}")
-        for number, _, now in sizes:
-            for dim, (stride, actual) in enumerate(zip(self._layouts[number].stride, now, strict=True)):
-                self._meet(known, stride, actual, f"stride {dim} of {self._labels[number]}")
-        for condition in self._conditions:
-            holds = condition.xreplace(known)
-            if holds in (False,) or str(holds) == "False":
-                said = ", ".join(dict.fromkeys(f"{self._named(str(one))} = {number}" for one, number in known.items()))
-                raise InputMismatchError(
-                    f"the program was captured for sizes with {self._named(str(condition))}, and here {said}",
-                    hint="pass sizes that satisfy this condition, or capture again",
-                )
+    def _failure_of(self, sizes: Sizes) -> InputMismatchError | None:
+        numbers: dict[Any, int] = {}
+        for what, read in (("dimension", attrgetter("size")), ("stride", attrgetter("stride"))):
+            for now in sizes:
+                label, expected = self._inputs[now.input].label, read(self._layouts[now.input])
+                for dim, (size, actual) in enumerate(zip(expected, read(now), strict=True)):
+                    error = self._size_failure(numbers, size, actual, f"{what} {dim} of {label}")
+                    if error is not None:
+                        return error
+        return self._condition_failure(numbers)
 
-    def _meet(self, known: dict[Any, int], size: Any, actual: int, label: str) -> None:
+    def _size_failure(self, numbers: dict[Any, int], size: Any, actual: int, label: str) -> InputMismatchError | None:
+        """Compare one size or stride; a symbol that is met first stands for it from now on, in ``numbers``."""
         expected: Any = size
         if type(size) is not int and size.is_symbol:
-            expected = known.setdefault(size, actual)
+            expected = numbers.setdefault(size, actual)
             bounds = self._ranges.get(size)
             if bounds is not None and not bounds.lower <= actual <= bounds.upper:
-                raise InputMismatchError(
+                return InputMismatchError(
                     f"{label} is {actual}, and the program was captured for {_range(*_ends(bounds))}",
                     hint="pass a size in that range, or capture again (sizes 0 and 1 need a capture of their own)",
                 )
         elif type(size) is not int:
-            value = size.xreplace(known)
+            value = size.xreplace(numbers)
             expected = int(value) if value.is_number else actual
-        if expected != actual:
-            raise InputMismatchError(
-                f"{label} is {actual}, and the program was captured for {expected}",
-                hint="pass a tensor of that size, or capture again",
-            )
+        if expected == actual:
+            return None
+        return InputMismatchError(
+            f"{label} is {actual}, and the program was captured for {expected}",
+            hint="pass a tensor of that size, or capture again",
+        )
+
+    def _condition_failure(self, numbers: Mapping[Any, int]) -> InputMismatchError | None:
+        for condition in self._conditions:
+            holds = condition.xreplace(numbers)
+            if holds in (False,) or str(holds) == "False":
+                pairs = (f"{self._named(str(symbol))} = {number}" for symbol, number in numbers.items())
+                return InputMismatchError(
+                    f"the program was captured for sizes with {self._named(str(condition))}, and here "
+                    f"{', '.join(dict.fromkeys(pairs))}",
+                    hint="pass sizes that satisfy this condition, or capture again",
+                )
+        return None
 
 
 _SYMBOL = re.compile(r"\bs\d+\b")  # as torch names those of sizes

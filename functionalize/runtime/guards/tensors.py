@@ -1,22 +1,46 @@
-"""What calls are compared by of each tensor: its look, and what the program asked it besides.
+"""Guards on single tensors: the properties that all programs depend on, and what a program asked besides.
 
 Invariant: two answers are the same only if a program cannot tell them apart. Limits: an attribute that is an object is
-told by its identity.
+known by its identity.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
 import torch
 
-from functionalize._torch import ASKED_PROPERTIES, FakeTensor
+from functionalize._torch import (
+    ASKED_PROPERTIES,
+    FOLLOWED_VIEW,
+    HOOKS,
+    LEAF,
+    LEAF_VIEW,
+    SILENT_VIEW,
+    VIEW,
+    FakeTensor,
+)
+from functionalize._torch.dispatch import TensorGuards
+from functionalize.errors import GradientMismatchError, InputMismatchError
 from functionalize.python_state.containers import ABSENT
 from functionalize.python_state.snapshot import EnteredObject, frozen, same
 from functionalize.python_state.walk import TENSOR_TYPES
+from functionalize.runtime.guards.compiled import items_of
+from functionalize.runtime.guards.guard import (
+    HINT,
+    WHEN,
+    CallInputs,
+    FastCode,
+    Guard,
+    GuardKind,
+    container_of,
+    mismatch,
+)
+from functionalize.runtime.metadata import GraphInput
 
 
 def _class_of(tensor: torch.Tensor) -> type:
@@ -33,7 +57,7 @@ def _strides(tensor: torch.Tensor) -> Any:
     return tensor.stride() if tensor.layout is torch.strided and not tensor.is_nested else None
 
 
-IDENTITY = "identity"  # asked by ``id``
+IDENTITY, HAS_GRADIENT = "identity", "has a gradient"  # the first is asked by ``id``
 REQUIRES_GRAD, STRIDES, INFERENCE = "requires_grad", "strides", "is an inference tensor"
 TENSOR_PROPERTIES: dict[str, Callable[[torch.Tensor], Any]] = {
     "class": _class_of,
@@ -45,8 +69,46 @@ TENSOR_PROPERTIES: dict[str, Callable[[torch.Tensor], Any]] = {
     "conjugate bit": torch.is_conj,
     "negative bit": torch.is_neg,
     INFERENCE: torch.Tensor.is_inference,
-    REQUIRES_GRAD: attrgetter("requires_grad"),
 }
+_READ = tuple(TENSOR_PROPERTIES.values())
+_SIZE = [*TENSOR_PROPERTIES].index("size")
+_STRIDES = [*TENSOR_PROPERTIES].index(STRIDES)
+
+# Of what is true of an input or not, what is said of it now, and of when the program was captured.
+_TRUE_OR_NOT: Mapping[str, tuple[tuple[str, str], ...]] = {
+    REQUIRES_GRAD: (("requires no gradients", "required none"), ("requires gradients", "required some")),
+    INFERENCE: (("is not an inference tensor", "was none"), ("is an inference tensor", "was one")),
+    HAS_GRADIENT: (("has no gradient", "had none"), ("has a gradient", "had one")),
+    LEAF: (("is not a leaf", "was none"), ("is a leaf", "was one")),
+    VIEW: (("is not a view", "was none"), ("is a view", "was one")),
+    SILENT_VIEW: (("is not a view of a tensor that requires gradients", "was none"), ("is a view of such", "was one")),
+    LEAF_VIEW: (("is not both a leaf and a view", "was none"), ("is a leaf, and a view", "was both")),
+    FOLLOWED_VIEW: (
+        ("is not a view of a tensor that requires gradients", "was none"),
+        ("is a view of such", "was one"),
+    ),
+    HOOKS: (
+        ("has no hooks on its gradient", "had none"),
+        ("has hooks on its gradient", "had some"),
+        ("has two kinds of hooks on its gradient", "had two kinds"),
+    ),
+}
+_HINTS = {
+    HAS_GRADIENT: "set gradients to None before the call, as optimizer.zero_grad() does, or capture again",
+}
+
+
+def _mismatch(
+    entry: GraphInput, name: str, now: Any, before: Any, kind: type[InputMismatchError] = InputMismatchError
+) -> InputMismatchError:
+    """The error for an input of which a property is another one."""
+    said, container = _TRUE_OR_NOT.get(name), container_of(entry.slot)
+    if said is None:
+        verbs = ("are", "were") if name == STRIDES else ("is", "was")
+        return mismatch(f"the {name} of {entry.label}", now, before, kind, verbs, container)
+    return kind(
+        f"{entry.label} {said[now][0]}, and {said[before][1]} {WHEN}", hint=_HINTS.get(name, HINT), container=container
+    )
 
 
 class AskedAttribute(str):
@@ -63,18 +125,13 @@ class AskedAttribute(str):
 
 
 def answer_of(question: str, tensor: torch.Tensor) -> Any:
-    """What a tensor answers, as a value that can be compared by :func:`is_answer`."""
+    """What a tensor answers, as a value that can be compared by :func:`same`."""
     if isinstance(question, AskedAttribute):
         value = vars(tensor).get(question.name, ABSENT)
         if isinstance(value, torch.Tensor):
             return EnteredObject(value)
         return value if value is ABSENT else frozen(value, {})
     return id(tensor) if question == IDENTITY else ASKED_PROPERTIES[question](tensor)
-
-
-def is_answer(question: str, tensor: torch.Tensor, before: Any) -> bool:
-    """Whether a tensor answers to a question what another one did."""
-    return same(answer_of(question, tensor), before)
 
 
 @dataclass(frozen=True)
@@ -87,25 +144,135 @@ class Dimensions:
         return f"of {self.count} dimension{'' if self.count == 1 else 's'}"
 
 
-class Laid:
-    """How gradients lie in memory, by their numbers. Strides do not count where there is one position."""
+class TensorProperties(GuardKind):
+    """The properties of some inputs in :data:`TENSOR_PROPERTIES`."""
 
-    def __init__(self, gradients: Mapping[int, torch.Tensor], offsets: Set[int]) -> None:
-        """``offsets``: those of which it matters where they begin."""
-        self._offsets = offsets
-        self._before = {number: self._of(number, gradient) for number, gradient in gradients.items()}
+    def __init__(self, inputs: Sequence[GraphInput], values: Mapping[int, Any], dynamic: Set[int]) -> None:
+        """``values``: the inputs that are compared, by number; ``dynamic``: those whose sizes may differ."""
+        self._inputs, self._dynamic = inputs, dynamic
+        self._expected = {number: self._read(number, value) for number, value in values.items()}
 
-    def differing(self, values: Sequence[Any]) -> tuple[int, Any, Any] | None:
-        """The first that is there and has other strides: its number, how it lies, how it did."""
-        for number, before in self._before.items():
-            now = before if values[number] is None else self._of(number, values[number])
+    @property
+    def is_empty(self) -> bool:
+        return not self._expected
+
+    def failure(self, call: CallInputs) -> InputMismatchError | None:
+        for number, before in self._expected.items():
+            if number in call.examples:
+                continue
+            now = self._read(number, call.values[number])
             if now != before:
-                return number, now, before
+                return self._failure_of(self._inputs[number], now, before)
         return None
 
-    def _of(self, number: int, gradient: torch.Tensor) -> Any:
-        if gradient.layout is not torch.strided or gradient.is_nested:
-            return gradient.layout
-        pairs = zip(gradient.stride(), gradient.size(), strict=True)
-        strides = tuple(stride for stride, size in pairs if size > 1)
-        return (strides, gradient.storage_offset()) if number in self._offsets else strides
+    def write(self, code: FastCode) -> None:
+        tensors = {n: code.call.values[n] for n in self._expected if isinstance(code.call.values[n], torch.Tensor)}
+        if not tensors:
+            return
+        sizes: list[Any] = [[None] * t.dim() if n in self._dynamic else list(t.size()) for n, t in tensors.items()]
+        strides: list[Any] = [[None] * t.dim() if n in self._dynamic else list(t.stride()) for n, t in tensors.items()]
+        looks = TensorGuards(*tensors.values(), dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
+        code.body.refuse(f"not looks({items_of('inputs', [*tensors], len(self._inputs))})", looks=looks.check)
+
+    def listed(self) -> Iterator[Guard]:
+        for number, look in self._expected.items():
+            for name, value in zip(TENSOR_PROPERTIES, look or (), strict=look is not None):
+                yield Guard(self._inputs[number].label, name, value)
+
+    def _read(self, number: int, value: Any) -> list[Any] | None:
+        """The properties of an input, its sizes left out where they may differ; None of what is no tensor."""
+        if not isinstance(value, torch.Tensor):
+            return None
+        properties = [read(value) for read in _READ]
+        if number in self._dynamic:
+            properties[_SIZE], properties[_STRIDES] = Dimensions(value.dim()), None
+        return properties
+
+    def _failure_of(
+        self, entry: GraphInput, now: list[Any] | None, before: list[Any] | None
+    ) -> InputMismatchError | None:
+        if now is None or before is None:
+            what, was = ("no tensor" if look is None else "a tensor" for look in (now, before))
+            said = f"{entry.label} is {what}, and was {was} {WHEN}"
+            return InputMismatchError(said, hint=HINT, container=container_of(entry.slot))
+        for name, this, that in zip(TENSOR_PROPERTIES, now, before, strict=True):
+            if this != that:
+                return _mismatch(entry, name, this, that)
+        return None
+
+
+class GradientProperties(TensorProperties):
+    """The same of inputs that are gradients, where they are there; their strides are for another guard."""
+
+    def failure(self, call: CallInputs) -> InputMismatchError | None:
+        missing = {number for number in self._expected if call.values[number] is None}
+        return super().failure(CallInputs(call.arguments, call.values, call.examples | missing) if missing else call)
+
+    def write(self, code: FastCode) -> None:
+        code.refuse_failing(self)
+
+    def _read(self, number: int, value: Any) -> list[Any] | None:
+        properties = super()._read(number, value)
+        if properties is not None:
+            properties[_STRIDES] = None
+        return properties
+
+
+@dataclass(frozen=True, eq=False)
+class InputProperty(GuardKind):
+    """One property of some inputs."""
+
+    inputs: Sequence[GraphInput]
+    name: str
+    read: Callable[[Any], Any]
+    expected: Mapping[int, Any]  # by the numbers of inputs
+    error: type[InputMismatchError] = GradientMismatchError
+    is_asked: bool = False  # whether the program asked it: also what is missing has an answer
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.expected
+
+    def failure(self, call: CallInputs) -> InputMismatchError | None:
+        values, read, is_asked = call.values, self.read, self.is_asked
+        for number, before in self.expected.items():
+            if (values[number] is None and not is_asked) or number in call.examples:
+                continue
+            now = read(values[number])
+            if not same(now, before) if is_asked else now != before:
+                return _mismatch(self.inputs[number], self.name, now, before, self.error)
+        return None
+
+    def listed(self) -> Iterator[Guard]:
+        return (Guard(self.inputs[number].label, self.name, value) for number, value in self.expected.items())
+
+
+class RequiresGrad(InputProperty):
+    """Which inputs require gradients, of those whose properties torch compares at once: this one among them."""
+
+    def write(self, code: FastCode) -> None:
+        """Nothing: the line of :class:`TensorProperties` compares it."""
+
+
+def asked_properties(inputs: Sequence[GraphInput], answers: Mapping[tuple[int, str], Any]) -> list[InputProperty]:
+    """What a program asked inputs; ``answers``: by the numbers of inputs, and questions."""
+    by_question: dict[str, dict[int, Any]] = {}
+    for (number, question), answer in answers.items():
+        by_question.setdefault(question, {})[number] = answer
+    return [
+        InputProperty(inputs, question, partial(answer_of, question), expected, InputMismatchError, is_asked=True)
+        for question, expected in by_question.items()
+    ]
+
+
+def strides_that_count(tensor: torch.Tensor) -> Any:
+    """The strides of a gradient, without those of dimensions that have one position."""
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        return tensor.layout
+    return tuple(stride for stride, size in zip(tensor.stride(), tensor.size(), strict=True) if size > 1)
+
+
+def strides_and_offset(tensor: torch.Tensor) -> Any:
+    """The same, and where the gradient begins in its storage."""
+    strides = strides_that_count(tensor)
+    return (strides, tensor.storage_offset()) if isinstance(strides, tuple) else strides

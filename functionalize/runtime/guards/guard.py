@@ -1,0 +1,131 @@
+"""What a guard is: one definition that is checked with a message, written as fast code, and listed.
+
+A :class:`GuardKind` holds the guards of one kind and what they expect. ``failure`` compares a call with that and says
+what differs. ``write`` adds lines to the function that compares calls fast: where torch or Python compare something
+in less time, a kind writes that, and otherwise a call of ``failure``. ``listed`` gives the guards as data.
+
+Invariant: a call that the written lines let pass has no failure. Limits: the lines are written from a call that passed,
+and may refuse another one that would pass too.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence, Set
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from functionalize.errors import InputMismatchError
+from functionalize.python_state.containers import ABSENT, place_of
+from functionalize.python_state.slots import Slot
+from functionalize.runtime.arguments import CallArguments
+from functionalize.runtime.guards.compiled import FunctionWriter
+
+Passes = Callable[[CallArguments], list[Any] | None]  # the program's inputs for a call; None: ask the guards
+WHEN = "when the program was captured"
+HINT = "pass inputs like those of the capture, capture again, or capture with on_guard_failure='recapture'"
+
+
+class Guard(NamedTuple):
+    """One thing that a program takes for granted: a property of a mode, an input, an argument or a Python value.
+
+    Example:
+        >>> import torch
+        >>> from functionalize import capture
+        >>> guards = capture(lambda x: x + 1, (torch.zeros(3),)).guards
+        >>> [str(guard) for guard in guards if guard.property == "size"]
+        ['the input `x`: size (3,)']
+    """
+
+    subject: str
+    property: str
+    expected: Any
+
+    def __str__(self) -> str:
+        return f"{self.subject}: {self.property} {words(self.expected)}"
+
+
+@dataclass(eq=False)
+class CallInputs:
+    """What guards compare of a call: its arguments, and the program's inputs."""
+
+    arguments: CallArguments
+    values: Sequence[Any] = ()  # the inputs, in order, once the arguments and the Python values have passed
+    examples: Set[int] = frozenset()  # inputs that stand for any that a call may pass: their properties do not count
+
+
+class GuardKind(ABC):
+    """The guards of one kind."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to compare."""
+        return False
+
+    @abstractmethod
+    def failure(self, call: CallInputs) -> InputMismatchError | None:
+        """What a call does not satisfy, as an error; None where it satisfies all of these guards."""
+
+    def write(self, code: FastCode) -> None:
+        """Add lines to the fast function that refuse each call that has a failure."""
+        code.refuse_failing(self)
+
+    def listed(self) -> Iterator[Guard]:
+        """The guards as data."""
+        return iter(())
+
+
+class FastCode:
+    """The lines of the fast function, as guards add to them.
+
+    ``head`` comes before ``leaves`` is read from ``arguments``; ``body`` goes from ``leaves``, the tensors and plain
+    values among the arguments, to ``inputs``, the program's.
+    """
+
+    def __init__(self, call: CallInputs) -> None:
+        """``call``: one that passed, with which others are compared."""
+        self.call, self.head, self.body = call, FunctionWriter(), FunctionWriter()
+        self.needs_arguments = False  # whether the body reads `arguments` too
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether the arguments are tensors and plain values, in no containers."""
+        return self.call.arguments.flat
+
+    def refuse_failing(self, kind: GuardKind) -> None:
+        """Refuse calls for which a kind has a failure."""
+        if not self.needs_arguments:
+            self.needs_arguments = True
+            self.body.names["CallInputs"] = CallInputs
+            self.body.lines.append("call = CallInputs(arguments, inputs)")
+        self.body.refuse(f"{self.body.name('failure', kind.failure)}(call) is not None")
+
+    def function(self) -> Passes:
+        """The comparison as a function."""
+        leaves = f"leaves = arguments.{'values' if self.is_flat else 'leaves'}"
+        whole = FunctionWriter([*self.head.lines, leaves, *self.body.lines], self.head.names | self.body.names)
+        passes: Passes = whole.function("arguments", "return inputs")
+        return passes
+
+
+def container_of(slot: Slot | None) -> Any:
+    """What an input of the program's state sits in; None of others."""
+    return None if slot is None else place_of(slot.container, slot.key)[0]
+
+
+def mismatch(
+    what: str,
+    now: Any,
+    before: Any,
+    kind: Callable[..., InputMismatchError] = InputMismatchError,
+    verbs: tuple[str, str] = ("is", "was"),
+    container: Any = None,
+) -> InputMismatchError:
+    """The error for something that is another value than when the program was captured."""
+    said = f"{what} {verbs[0]} {words(now)}, and {verbs[1]} {words(before)} {WHEN}"
+    return kind(said, hint=HINT, container=container)
+
+
+def words(value: Any) -> str:
+    """A value as messages show it."""
+    return "not there" if value is ABSENT else repr(value)[:80]
