@@ -100,8 +100,8 @@ def test_what_a_program_replaces(kind: str, train: bool) -> None:
             for one in (got, expected):
                 one.sum().backward()
             torch.testing.assert_close(ours.cell.weight.grad, theirs.cell.weight.grad, rtol=0, atol=0)
-    # the first call finds tensors that need no gradient and gives such that do: kinds of state that differ
-    assert len(made) <= train
+    # The first call wants gradients; it finds tensors that need none, and leaves such that do: another kind of state.
+    assert len(made) <= 2 * train
 
 
 class Step(NamedTuple):
