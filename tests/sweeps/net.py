@@ -1,8 +1,8 @@
 """The net: what every kind of program gives on one commit, to be compared with what it gives on another.
 
 ``scripts/net write FILE`` runs fixed programs of each part below and writes a line for each, ``scripts/net compare
-BEFORE AFTER`` prints what differs and exits with 1 where tests/support/ledgers/net.txt does not list it with a reason.
-The programs depend on nothing but this file. Limits: the text of a refusal may change, its existence may not.
+BEFORE AFTER`` prints what differs and exits with 1 where tests/sweeps/net-differences.txt does not list it with a
+reason. The programs depend on nothing but this file. Limits: the text of a refusal may change, its existence may not.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[2]
-EXPECTED = ROOT / "tests" / "support" / "ledgers" / "net.txt"
+EXPECTED = ROOT / "tests" / "sweeps" / "net-differences.txt"
 WORLDS, CALLS = 5_000, 3_000  # programs; a program of the second kind is called about four times in each of two modes
 LENGTH = 8  # steps of a random program at most
 SUBJECTS = ("optimizers", "hooks", "decisions", "guards")  # whose test files are a part of the net

@@ -107,3 +107,17 @@ def test_data_dependent_numbers_have_the_class_that_eager_gives() -> None:
 
     x = torch.arange(3.0)
     assert torch.equal(capture(program, (x,))(x), program(x))
+
+
+@pytest.mark.parametrize(
+    "function", ["math.sqrt(x.sum().item())", "max(x.sum().item(), 2.5)", "math.gamma(x[1].item())"]
+)
+def test_a_function_that_is_looked_up_before_there_is_a_number_decides_nothing(function: str) -> None:
+    names = {"math": math}
+    exec(f"def program(x):\n    return x * {function}", names)
+    program: Any = names["program"]
+    captured = capture(program, (torch.arange(3.0),))
+    for factor in (1, 2, 5):
+        x = torch.arange(3.0) * factor
+        assert torch.equal(captured(x), program(x))
+    assert len(captured.variants) == 1 and not captured.variants[0].decisions

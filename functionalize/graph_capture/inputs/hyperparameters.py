@@ -163,7 +163,8 @@ def _items(setting: Setting, items: tuple[Any, ...], steps: tuple[int, ...]) -> 
 
 def _is_tuple(value: Any) -> bool:
     """Whether a value is a tuple that may hold symbols: a `torch.Size` may not."""
-    return isinstance(value, tuple) and not isinstance(value, torch.Size)
+    kind = type(value)  # not `isinstance`, which asks the object: a weak proxy of what is gone raises
+    return issubclass(kind, tuple) and not issubclass(kind, torch.Size)
 
 
 def _in_tuples(taken: Sequence[_Number], settings: Settings) -> Iterator[NumberSlot]:

@@ -1,7 +1,8 @@
 """The table of the names of the process that are replaced while a capture runs a program.
 
 In: what one run needs to answer for its substitutes. Out: the rows, as one context manager. Guarantees that a program
-without symbols runs with few replacements: those for symbols are installed when the trace makes its first one.
+without symbols runs with few replacements: methods of symbols are replaced when the trace makes its first symbol.
+Functions of modules are replaced at once: in ``math.sqrt(x.item())`` Python looks the function up before there is one.
 """
 
 from __future__ import annotations
@@ -35,16 +36,17 @@ class RunPatches:
     looked_up: list[Any]  # gets the symbols that the program looks up in dicts
 
     def rows(self) -> Iterator[Patch]:
-        """Those of all runs."""
+        """Those that are installed before the program runs."""
         yield from rows_for_threads()
         yield from rows_for_streams()
         yield from self.draws.rows()
         yield from self.attributes.rows()
         yield from self.types.rows()
+        if self.environment is not None:
+            yield from rows_for_math(self.tracer)
 
     def rows_for_symbols(self) -> Iterator[Patch]:
-        """Those of runs with symbols. Of one name a later row replaces what an earlier one gives."""
-        yield from rows_for_math(self.tracer)
+        """Methods of symbols and of loggers. Of one name a later row replaces what an earlier one gives."""
         yield from rows_for_methods(self.tracer, self.environment, self.texts, self.looked_up)
         yield from self.texts.rows()
 
