@@ -1,4 +1,4 @@
-"""How Python objects are taken apart: one registry, by class, that walks, snapshots, guards and reconstruction read.
+"""How Python objects are decomposed: one registry, by class, that walks, snapshots, guards and reconstruction read.
 
 Takes a class, or an object of it. Gives a :class:`Decomposition`: where the values of an object sit, how two objects
 are compared, and of which parts another object is made. A class that is written in Python adds attributes and slots to
@@ -101,7 +101,7 @@ class Items(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Decomposition:
-    """How the objects of one class are taken apart."""
+    """How the objects of one class are decomposed."""
 
     entries: Callable[[Any], Iterator[Entries]]  # where values sit that can be replaced
     items: Callable[[Any], Items]  # what is compared
@@ -111,7 +111,7 @@ class Decomposition:
 
 @per_class
 def decomposition_of(kind: type) -> Decomposition:
-    """How objects of a class are taken apart."""
+    """The decomposition of a class, computed once for each."""
     slots = slots_of(kind)
     if issubclass(kind, torch.nn.Module):
         entries: Callable[[Any], Iterator[Entries]] = _entries_of_module

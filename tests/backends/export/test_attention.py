@@ -1,4 +1,4 @@
-"""Steps that differentiate attention, taken apart: by torch's ``run_decompositions``, and to the core ATen set."""
+"""Steps that differentiate attention, decomposed: by torch's ``run_decompositions``, and to the core ATen set."""
 
 from __future__ import annotations
 
