@@ -1,10 +1,12 @@
 """Capture time beside the other ways to a functional graph, in one interleaved run; memory, calls and decoding.
 
-Models: `capture` of a module, cold (nothing known of any op) and warm, beside `make_fx` over
-`torch.func.functionalize` of the same module as a function of its state (over the module alone where that fails), and
-`torch.export.export(...).run_decompositions({})`; and how far a capture is from the program on fake tensors alone.
-Growth: time per op of programs of 1,000 to 100,000 ops. Memory: the peak of a process that captures a module with more
-parameters than this machine has memory. Calls: overhead over the graph. Decode: bytes written a step.
+Models, as people call them (parameters require gradients, which are on) and under `no_grad`: `capture` of a module,
+warm and cold (our caches are empty), beside eager, eager under a dispatch mode that does nothing, the program on fake
+tensors alone, `make_fx` over `torch.func.functionalize` of the module as a function of its state (over the module alone
+where that fails), and `torch.export.export(...).run_decompositions({})`; a capture with its first call with gradients
+beside `aot_function`. Growth: time per op of programs of 1,000 to 100,000 ops, beside a dispatch mode that does
+nothing. Memory: the peak of a process that captures a module with more parameters than this machine has memory. Calls:
+overhead over the graph. Decode: bytes written a step.
 """
 
 from __future__ import annotations
@@ -12,15 +14,19 @@ from __future__ import annotations
 import argparse
 import logging
 import resource
+import statistics
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -28,81 +34,166 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run as a script from anywhere
 
-from benchmarks.measure import environment, interleaved, table
-from functionalize import capture
+from benchmarks.measure import Timing, environment, interleaved, table
+from benchmarks.models import MODELS, Batch, build
+from functionalize import CapturedProgram, capture
 from functionalize.tracing import meta_cache
 from functionalize.verify.observation import clone_inputs
-from tests.support.models import kv_cache_decode, state_of
-from tests.support.transformer_models import TRANSFORMERS
+from tests.support.models import kv_cache_decode
 
 aten = torch.ops.aten
-NAMES = ("bert", "vit", "swin", "resnet", "gpt2", "llama")
 
 
-class Logits(torch.nn.Module):
-    """A model of transformers whose output is a tensor."""
+class Silent(TorchDispatchMode):
+    """A dispatch mode that only counts: what Python needs to run a program op by op, whoever records it."""
 
-    def __init__(self, model: torch.nn.Module) -> None:
-        super().__init__()
-        self.model = model
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.ops = 0
 
-    def forward(self, **batch: torch.Tensor) -> torch.Tensor:
-        with torch.no_grad():
-            logits: torch.Tensor = self.model(**batch).logits
-        return logits
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.ops += 1
+        return func(*args, **(kwargs or {}))
 
 
-def systems(name: str) -> dict[str, Callable[[], object]]:
-    """The ways to capture one model, by what the table calls them."""
-    make, inputs = TRANSFORMERS[name]
-    module, batch = Logits(make().eval()), inputs()
-    batch.pop("labels", None)
-    state = state_of(module)
+@dataclass(frozen=True)
+class Measured:
+    """One model in one mode: its dispatched ops, and the timing of each way to run or trace it."""
 
-    def pure(parameters: Any, buffers: Any, batch: Any) -> Any:
-        return torch.func.functional_call(module, {**parameters, **buffers}, (), batch)
+    model: str
+    mode: str
+    ops: int
+    timings: Mapping[str, Timing]
 
-    def ours() -> None:
-        assert capture(module, (), batch, remove="mutations").graph is not None
+    def ratio(self, column: str, beside: str) -> float:
+        return self.timings[column].median / self.timings[beside].median
 
-    def cold() -> None:
-        meta_cache.clear()
-        ours()
 
-    def traced(func: Callable[..., Any]) -> None:
-        make_fx(func, tracing_mode="fake")(*clone_inputs((*state, batch)))
+@dataclass(frozen=True)
+class Program:
+    """A model, its batch, and the same model as a function of its state."""
 
-    def exported() -> None:
-        torch.export.export(module, (), batch, strict=False).run_decompositions({})
+    module: torch.nn.Module
+    batch: Batch
 
-    def fake() -> None:
+    def pure(self, parameters: Any, buffers: Any, batch: Any) -> Tensor:
+        output: Tensor = torch.func.functional_call(self.module, {**parameters, **buffers}, (), batch)
+        return output
+
+    @property
+    def inputs(self) -> tuple[Any, ...]:
+        """Parameters that require gradients, buffers and the batch: the arguments of ``pure``."""
+        parameters = {name: p.detach().requires_grad_() for name, p in self.module.named_parameters()}
+        return parameters, dict(self.module.named_buffers()), self.batch
+
+    def eager(self) -> None:
+        self.module(**self.batch)
+
+    def silent(self) -> int:
+        with Silent() as mode:
+            self.eager()
+        return mode.ops
+
+    def fake(self) -> None:
+        inputs = self.inputs
         with FakeTensorMode() as mode:
-            pure(*torch.utils._pytree.tree_map_only(torch.Tensor, mode.from_tensor, (*state, batch)))
+            self.pure(*torch.utils._pytree.tree_map_only(Tensor, mode.from_tensor, inputs))
 
-    theirs = partial(traced, torch.func.functionalize(pure))
-    try:
-        theirs()
-    except Exception:
-        theirs = partial(traced, pure)
-    return {"warm": ours, "cold": cold, "make_fx": theirs, "export": exported, "fake": fake}
+    def capture(self) -> CapturedProgram:
+        return capture(self.module, (), self.batch, remove="mutations")
+
+    def cold(self) -> None:
+        meta_cache.clear()
+        self.capture()
+
+    def make_fx(self, func: Callable[..., Any]) -> None:
+        make_fx(func, tracing_mode="fake")(*self.inputs)
+
+    def theirs(self) -> Callable[[], None]:
+        """`make_fx` over `torch.func.functionalize` of the model; over the model alone where that fails."""
+
+        def pure(parameters: Any, buffers: Any, batch: Any) -> Tensor:
+            return self.pure(parameters, buffers, batch)
+
+        functional = partial(self.make_fx, torch.func.functionalize(pure))
+        try:
+            functional()
+        except Exception:
+            return partial(self.make_fx, pure)
+        return functional
+
+    def export(self) -> None:
+        torch.export.export(self.module, (), self.batch, strict=False).run_decompositions({})
+
+    def capture_and_train(self) -> None:
+        self.capture()(**self.batch).sum().backward()
+        self.module.zero_grad(set_to_none=True)
+
+    def aot_function(self) -> None:
+        """The joint trace of AOTAutograd, its partition into forward and backward, and a call of both."""
+        from torch._functorch.aot_autograd import aot_function
+
+        aot_function(self.pure, fw_compiler=lambda graph, _: graph)(*self.inputs).sum().backward()
 
 
-def models(rounds: int) -> None:
-    rows, ratios = [], []
-    for name in NAMES:
-        timings = {key: timing.median for key, timing in interleaved(systems(name), rounds, in_a_row=4).items()}
-        ratio = [timings["make_fx"] / timings["cold"], timings["make_fx"] / timings["warm"]]
-        ratio += [timings["export"] / timings["cold"], timings["warm"] / timings["fake"]]
-        ratios.append(ratio)
-        milliseconds = [f"{timings[key] * 1e3:.1f}" for key in ("cold", "warm", "make_fx", "export", "fake")]
-        rows.append([name, *milliseconds, *(f"{value:.1f}" for value in ratio)])
-    lowest = [min(column) for column in zip(*ratios, strict=True)]
-    header = ["ms", "cold", "warm", "make_fx", "export", "fake alone"]
-    print(table([*header, "make_fx/cold", "make_fx/warm", "export/cold", "warm/fake"], rows))
-    print(
-        f"lowest: {lowest[0]:.1f} times as fast as make_fx cold, {lowest[1]:.1f} warm, "
-        f"{lowest[2]:.1f} as torch.export; at most {max(r[3] for r in ratios):.2f} of fake tensors alone"
-    )
+FORWARD = {"eager": "eager", "silent": "null mode", "fake": "fake alone", "make_fx": "make_fx"}
+CAPTURE = {"warm": "capture", "cold": "cold"}
+
+
+def measure(name: str, mode: str, rounds: int) -> Measured:
+    """Time the ways to run and to trace one model: with gradients on, as people call it, or off."""
+    program = Program(*build(name))
+    with torch.set_grad_enabled(mode == "as called"):
+        systems: dict[str, Callable[[], object]] = {
+            "eager": program.eager,
+            "silent": program.silent,
+            "fake": program.fake,
+            "make_fx": program.theirs(),
+            "warm": program.capture,
+            "cold": program.cold,
+        }
+        if mode == "as called":
+            systems |= {"train": program.capture_and_train, "aot": program.aot_function}
+        timings = interleaved(systems, rounds, in_a_row=3)
+        if mode == "as called":  # which takes seconds, so that a few rounds will do
+            timings |= interleaved({"export": program.export}, (rounds + 2) // 3)
+        return Measured(name, mode, program.silent(), timings)
+
+
+def models(rounds: int, names: Sequence[str]) -> None:
+    """Each model in both modes: processor and wall time, and the ratios that matter."""
+    measured = [measure(name, mode, rounds) for name in names for mode in ("as called", "no_grad")]
+    columns = {**FORWARD, **CAPTURE}
+    for clock, seconds in {"processor": attrgetter("median"), "wall": attrgetter("median_wall")}.items():
+        rows = []
+        for row in measured:
+            milliseconds = [f"{seconds(row.timings[column]) * 1e3:.1f}" for column in columns]
+            rows.append([f"{row.model}, {row.mode}", str(row.ops), *milliseconds])
+        print(table([f"ms, {clock} time", "ops", *columns.values()], rows) + "\n")
+    pairs = {
+        "warm/make_fx": ("warm", "make_fx"),
+        "cold/make_fx": ("cold", "make_fx"),
+        "warm/fake": ("warm", "fake"),
+    }
+    ratios = {title: [row.ratio(*columns) for row in measured] for title, columns in pairs.items()}
+    called = [row for row in measured if row.mode == "as called"]
+    without = [row for row in measured if row.mode == "no_grad"]
+    rows = []
+    for row, quiet in zip(called, without, strict=True):
+        first_call = row.timings["train"].median - row.timings["warm"].median
+        figures = [row.timings[key].median * 1e3 for key in ("export", "train", "aot")]
+        figures += [row.timings["export"].median / row.timings["warm"].median]
+        figures += [row.timings["warm"].median / quiet.timings["warm"].median, first_call / row.timings["aot"].median]
+        rows.append([row.model, *(f"{value:.1f}" for value in figures[:4]), *(f"{value:.2f}" for value in figures[4:])])
+        for title, value in zip(("export/warm", "called/no_grad", "first call/aot"), figures[3:], strict=True):
+            ratios.setdefault(title, []).append(value)
+    header = ["ms, processor time", "export", "capture + first gradients", "aot_function"]
+    print(table([*header, "export/warm", "called/no_grad", "first call/aot"], rows) + "\n")
+    rows = [
+        [title, f"{statistics.median(values):.2f}", f"{max(values):.2f}", f"{min(values):.2f}"]
+        for title, values in ratios.items()
+    ]
+    print(table(["ratio of processor times", "median", "highest", "lowest"], rows))
 
 
 def chain(x: torch.Tensor, ops: int) -> torch.Tensor:
@@ -115,14 +206,24 @@ def chain(x: torch.Tensor, ops: int) -> torch.Tensor:
 
 
 def growth() -> None:
-    """Time per op of longer and longer programs."""
+    """Time per op of longer and longer programs, and what a dispatch mode that does nothing takes for it."""
     x = torch.randn(4, 4)
-    figures = []
+
+    def silent(ops: int) -> None:
+        with Silent():
+            chain(x, ops)
+
+    captures, nothing = [], []
     for ops in (1_000, 10_000, 100_000):
-        calls = {"capture": partial(capture, partial(chain, ops=ops), (x,))}
-        seconds = interleaved(calls, 1 if ops > 10_000 else 3)["capture"].median
-        figures.append((ops, seconds / ops * 1e6))
-    print("microseconds an op: " + ", ".join(f"{value:.1f} of {ops:,} ops" for ops, value in figures))
+        calls = {"capture": partial(capture, partial(chain, ops=ops), (x,)), "silent": partial(silent, ops)}
+        timings = interleaved(calls, 1 if ops > 10_000 else 3)
+        captures.append((ops, timings["capture"].median / ops * 1e6))
+        nothing.append(timings["silent"].median / ops * 1e6)
+    print("microseconds an op: " + ", ".join(f"{value:.1f} of {ops:,} ops" for ops, value in captures))
+    print(
+        f"a dispatch mode that does nothing: {statistics.median(nothing):.1f}; "
+        f"capture / nothing {captures[0][1] / nothing[0]:.1f}"
+    )
 
 
 def huge() -> None:
@@ -237,6 +338,7 @@ def main() -> None:
         "what", nargs="?", choices=("all", "models", "growth", "memory", "calls", "decode", "huge"), default="all"
     )
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--models", nargs="+", choices=tuple(MODELS), default=tuple(MODELS))
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.getLogger("transformers").setLevel(logging.ERROR)
@@ -246,7 +348,7 @@ def main() -> None:
         return
     print(f"{environment()}; remove='mutations'; medians of {options.rounds} rounds")
     if options.what in ("all", "models"):
-        models(options.rounds)
+        models(options.rounds, options.models)
     if options.what in ("all", "growth"):
         growth()
     if options.what in ("all", "calls"):

@@ -1,8 +1,8 @@
 """What both benchmarks share: the systems, timing them interleaved, and printing tables.
 
 Invariant: every round times every system once, so that a slow minute of the machine hits all of them alike.
-Limits: CPU time of one process, so that others on the machine count for little; only medians and their
-ratios mean something.
+Limits: medians are of processor time of one process, so that others on the machine count for little; wall time stands
+beside it. Only medians and their ratios mean something.
 """
 
 from __future__ import annotations
@@ -18,13 +18,19 @@ import torch
 
 @dataclass(frozen=True)
 class Timing:
-    """CPU seconds of each round."""
+    """Seconds of each round: of the processor, and on the wall."""
 
     seconds: tuple[float, ...]
+    wall: tuple[float, ...]
 
     @property
     def median(self) -> float:
+        """Seconds of the processor."""
         return statistics.median(self.seconds)
+
+    @property
+    def median_wall(self) -> float:
+        return statistics.median(self.wall)
 
 
 def interleaved(calls: Mapping[str, Callable[[], object]], rounds: int, *, in_a_row: int = 1) -> dict[str, Timing]:
@@ -40,22 +46,23 @@ def interleaved(calls: Mapping[str, Callable[[], object]], rounds: int, *, in_a_
     for call in calls.values():
         call()
     names = list(calls)
-    seconds: dict[str, list[float]] = {name: [] for name in names}
+    rounds_of: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
     for turn in range(rounds):
         first = turn % len(names)
         for name in names[first:] + names[:first]:
             gc.collect()
             gc.disable()
             timed = [_timed(turn * _FRAMES_OF_A_CHUNK // rounds, calls[name]) for _ in range(in_a_row)]
-            seconds[name] += timed[min(1, in_a_row - 1) :]
+            rounds_of[name] += timed[min(1, in_a_row - 1) :]
             gc.enable()
-    return {name: Timing(tuple(values)) for name, values in seconds.items()}
+    return {name: Timing(*zip(*timed, strict=True)) for name, timed in rounds_of.items()}
 
 
-def _timed(frames: int, call: Callable[[], object]) -> float:
-    start = time.process_time()
+def _timed(frames: int, call: Callable[[], object]) -> tuple[float, float]:
+    """Processor and wall seconds of a call."""
+    wall, start = time.perf_counter(), time.process_time()
     _deeper(frames, call)
-    return time.process_time() - start
+    return time.process_time() - start, time.perf_counter() - wall
 
 
 _FRAMES_OF_A_CHUNK = 120  # of `_deeper`, about
