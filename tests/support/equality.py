@@ -12,11 +12,14 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 from functionalize.verify import assert_equivalent
-from tests.support.graphs import REMOVES
+from tests.support.graphs import MODES, REMOVES
 
-__all__ = ["Check", "Table", "check", "differentiated", "mode", "remove", "written_afterwards"]
+__all__ = ["Check", "Table", "check", "differentiated", "in_every_way", "mode", "remove", "written_afterwards"]
 
 Check = Callable[..., GraphModule | None]
+in_every_way = pytest.mark.parametrize(
+    ("mode", "remove"), [(mode, remove) for mode in (None, *MODES) for remove in REMOVES]
+)
 RUNS = [None, "fake", *(pytest.param(mode, marks=pytest.mark.slow) for mode in ("real", "symbolic"))]
 Program = Callable[..., Any]
 
