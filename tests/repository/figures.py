@@ -1,8 +1,9 @@
 """Figures of the package, read off its sources: `scripts/figures [CHECKOUT]` prints them, of this checkout or another.
 
-Lines and modules of each folder; floors of the import graph, of folders and of modules; and which modules replace
-attributes of modules that they import. Invariant: the same script counts any commit. Limits: sources are parsed, not
-imported, and what is replaced under a computed name counts only where `setattr` or `patch` names its owner.
+Lines and modules of each folder; floors of the import graph, of folders and of modules; which modules replace
+attributes of modules that they import; and which modules a call passes. Invariant: the same script counts any commit.
+Limits: for all but the call, sources are parsed, not imported, and what is replaced under a computed name counts only
+where `setattr` or `patch` names its owner.
 """
 
 from __future__ import annotations
@@ -10,10 +11,13 @@ from __future__ import annotations
 import ast
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
+
+import torch
 
 PACKAGE = "functionalize"
 
@@ -122,6 +126,51 @@ def table(modules: dict[str, Module]) -> Iterator[str]:
     yield f"longest module: {longest.path} {longest.lines}"
 
 
+class TrainingStep(torch.nn.Module):
+    """Writes to a parameter and a buffer, branches on a tensor value, returns a view of its input and has gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(3))
+        self.register_buffer("steps", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        with torch.no_grad():
+            self.weight.mul_(0.5)
+        self.steps.add_(1)
+        y = x * self.weight
+        return y + 1 if self.steps > 0 else y, x.view(3, 1)
+
+
+def returns_of(call: Callable[[], Any], root: Path) -> Counter[str]:
+    """How many functions of each module of a checkout's package return during a call; comprehensions are not counted."""
+    returns, folder = Counter[str](), f"{root.resolve() / PACKAGE}/"
+
+    def count(frame: Any, event: str, argument: Any) -> None:
+        code = frame.f_code
+        if event == "return" and code.co_filename.startswith(folder) and not code.co_name.startswith("<"):
+            returns[code.co_filename.removeprefix(folder)] += 1
+
+    sys.setprofile(count)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return returns
+
+
+def returns_of_training_step(root: Path) -> Counter[str]:
+    """The same, of a warm call of a captured training step that no short way serves."""
+    sys.path.insert(0, str(root))
+    from functionalize import capture
+
+    x = torch.ones(3)
+    program = capture(TrainingStep(), (x,))
+    for _ in range(4):
+        program(x)
+    return returns_of(lambda: program(x), root)
+
+
 def main(arguments: list[str]) -> int:
     """Print the figures of a checkout."""
     root = Path(arguments[0]) if arguments else Path(__file__).parents[2]
@@ -139,6 +188,10 @@ def main(arguments: list[str]) -> int:
     for file, counts in owners.items():
         if counts:
             print(f"    {file!s:<44} {', '.join(counts)}")
+    returns = returns_of_training_step(root)
+    print(f"a call of a training step: {len(returns)} modules, {returns.total()} returns")
+    for file, count in returns.most_common():
+        print(f"    {file:<44} {count}")
     return 0
 
 
