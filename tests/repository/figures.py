@@ -143,7 +143,7 @@ class TrainingStep(torch.nn.Module):
 
 
 def returns_of(call: Callable[[], Any], root: Path) -> Counter[str]:
-    """How many functions of each module of a checkout's package return during a call; comprehensions are not counted."""
+    """How many functions return during a call, by module of a checkout's package; comprehensions are not counted."""
     returns, folder = Counter[str](), f"{root.resolve() / PACKAGE}/"
 
     def count(frame: Any, event: str, argument: Any) -> None:
