@@ -62,12 +62,13 @@ from functionalize.python_state.reconstruct import GraphNumber
 from functionalize.runtime.arguments import base_of
 from functionalize.runtime.autograd.joint import Derivative, ForwardCall, JointGraph, Orders
 from functionalize.runtime.autograd.partition import PartitionFn, partition
-from functionalize.runtime.calls.computation import Computed, compute, compute_differentiably, compute_undifferentiably
-from functionalize.runtime.calls.execution import finish
+from functionalize.runtime.calls.computation import DifferentiableComputation, GraphComputation
+from functionalize.runtime.calls.finalizer import Finish, finishing
 from functionalize.runtime.calls.specialization import Recorded
+from functionalize.runtime.calls.stages import Compute, composed
 from functionalize.runtime.guards.alias_pattern import alias_pattern
 from functionalize.runtime.guards.modes import DEFAULT_DTYPE, in_modes, set_modes
-from functionalize.runtime.guards.sizes import InputSize, Sizes, no_sizes
+from functionalize.runtime.guards.sizes import InputSize, Sizes
 from functionalize.runtime.metadata import ProgramMetadata, needed_results
 from functionalize.runtime.outputs.side_effects import LeftInObjects
 from functionalize.tracing.fakeify import fresh
@@ -174,7 +175,8 @@ class _Compiled:
 
     metadata: ProgramMetadata
     modes_left: Mapping[str, Any]  # modes of torch that it leaves changed
-    computed: Callable[[Sequence[Any]], Computed]
+    compute: Compute
+    finish: Finish
 
     def __call__(self, inputs: Sequence[Any]) -> Any:
         known = self.metadata.inputs  # tensors that the graph makes of numbers are among these
@@ -182,7 +184,7 @@ class _Compiled:
         for number, one in enumerate(known):
             if one.base_of is not None:
                 values[number] = base_of(values[one.base_of])
-        results = finish(self.metadata, values, [], self.computed(values))
+        results = self.finish(values, [], self.compute(values))
         set_modes(self.modes_left)
         return results
 
@@ -257,11 +259,14 @@ class _Backend:
             raise joint
         known = {entry.name: fakes[entry.argument] for entry in metadata.inputs if entry.argument is not None}
         handed = partial(self.handed, mode, known)
-        compiled = partial(_Compiled, metadata, modes_left)
+
+        def compiled(compute: Compute, reason: Exception | None = None) -> _Compiled:
+            return _Compiled(metadata, modes_left, composed(metadata, compute, reason), finishing(metadata))
+
         if isinstance(joint, JointGraph):
             halves = partition(joint, self.partition_fn, handed)
             orders = Orders(halves, _Derivatives(self, mode, fakes, as_views), _sizes_of(metadata, fakes))
-            return compiled(partial(compute_differentiably, metadata, orders, refused=found.refused))
+            return compiled(DifferentiableComputation(metadata, orders, found.refused))
         numbers = [GraphNumber(position) for position, _ in metadata.symbols.computed]
         described = (metadata.mutations, metadata.outputs, metadata.bases, [*metadata.results, *numbers])
         positions = needed_results(*described, further_bases=False)
@@ -270,9 +275,8 @@ class _Backend:
         graph.output(tuple(results[position] for position in positions))
         graph.eliminate_dead_code(Node.is_impure)  # without that, Dynamo takes random numbers for dead
         function = handed(GraphModule(found.root, graph))
-        if isinstance(joint, Exception):  # said to those who ask for gradients
-            return compiled(partial(compute_undifferentiably, metadata, function, reason=joint, positions=positions))
-        return compiled(partial(compute, metadata, function, positions=positions))
+        reason = joint if isinstance(joint, Exception) else None  # said to those who ask for gradients
+        return compiled(GraphComputation(metadata, function, positions, reason), reason)
 
     def recorded(
         self, mode: FakeTensorMode, fakes: Sequence[Any], as_views: bool = False, order: int = 1
@@ -378,7 +382,7 @@ def _plain(value: torch.Tensor, name: str) -> torch.Tensor:
     return value
 
 
-def _sizes_of(metadata: ProgramMetadata, fakes: Sequence[Any]) -> Callable[[Sequence[Any]], Sizes]:
+def _sizes_of(metadata: ProgramMetadata, fakes: Sequence[Any]) -> Callable[[Sequence[Any]], Sizes] | None:
     """What tells the sizes of a call that may differ, and the numbers, by the position of the input."""
     places = [(n, entry.argument) for n, entry in enumerate(metadata.inputs) if entry.argument is not None]
     held = [(n, place) for n, place in places if known_number(fakes[place])]
@@ -386,7 +390,7 @@ def _sizes_of(metadata: ProgramMetadata, fakes: Sequence[Any]) -> Callable[[Sequ
     tensors = [(n, place) for n, place in differing if isinstance(fakes[place], torch.Tensor)]
     numbers = [pair for pair in differing if pair not in tensors]
     if not (differing or held):
-        return no_sizes
+        return None
 
     def of(inputs: Sequence[Any]) -> Sizes:
         sizes = (InputSize(place, inputs[n].size(), inputs[n].stride()) for n, place in tensors)

@@ -19,7 +19,7 @@ from torch.fx.node import map_arg
 
 from functionalize.python_state.slots import NumberSlot
 from functionalize.reachability import nodes_behind
-from functionalize.runtime.calls.decided_call import decided_ahead
+from functionalize.runtime.calls.precheck import precheck_of
 from functionalize.runtime.decisions import Decision, Diverged
 from functionalize.runtime.metadata import ProgramMetadata
 
@@ -42,7 +42,7 @@ def freeze_numbers(graph: Graph, root: torch.nn.Module, metadata: ProgramMetadat
     decisions = metadata.graph.of_forward
     if not decisions:
         return Decided(graph)
-    ahead = decided_ahead(graph, root, metadata)
+    ahead = precheck_of(graph, root, metadata)
     if ahead is None:
         return _asked(graph, decisions)
     numbers = {

@@ -372,6 +372,17 @@ class ProgramMetadata:
         return {number: entry.writes for number, entry in enumerate(self.inputs) if entry.writes}
 
     @cached_property
+    def uncounted_writes(self) -> dict[int, int]:
+        """The same without the writes that autograd counts when a call writes back."""
+        counts = dict(self.versions)
+        for mutation in self.mutations:
+            root = self.inputs[mutation.input].root
+            number = mutation.input if root is None else root
+            if mutation.differentiable and number in counts:
+                counts[number] -= len(mutation.writes) + len(mutation.metadata) + len(mutation.after)
+        return counts
+
+    @cached_property
     def requiring(self) -> list[tuple[int, bool]]:
         """The inputs whose `requires_grad` a call sets, and to what."""
         found = [(number, entry.requires_grad) for number, entry in enumerate(self.inputs)]

@@ -50,7 +50,7 @@ from functionalize.ops import tables
 from functionalize.python_state.reconstruct import GraphNumber, TensorRef
 from functionalize.reachability import nodes_behind
 from functionalize.runtime.autograd.joint import Backward, JointGraph
-from functionalize.runtime.calls.decided_call import decided_ahead
+from functionalize.runtime.calls.precheck import precheck_of
 from functionalize.runtime.calls.specialization import Recorded
 from functionalize.runtime.decisions import Decision
 from functionalize.runtime.metadata import (
@@ -156,7 +156,7 @@ class GraphFinalizer:
 
     def _refuse_acting(self, metadata: ProgramMetadata) -> None:
         """Raise where a call may find only on its way that it takes another branch, and would start again."""
-        if decided_ahead(self.tracer.graph, self.tracer.root, metadata) is None:
+        if precheck_of(self.tracer.graph, self.tracer.root, metadata) is None:
             first = metadata.graph.decisions[0].location
             refuse_acting(
                 self.tracer.graph.nodes,

@@ -151,16 +151,18 @@ def differentiable_call(orders: Orders, inputs: Sequence[Any], sizes: Sizes) -> 
         for number in call.joint.detached.difference(copies):  # autograd saves nothing of what is detached afterwards
             value = inputs[number]
             copies[number] = value.detach() if number in call.without_gradient else _alias_of(value)
-        random = RandomState.now(call.joint.draws, dict(zip(call.joint.names, inputs, strict=True)))
+        random, draws = RandomState(), call.joint.draws
+        if draws:
+            random = RandomState.now(draws, dict(zip(call.joint.names, inputs, strict=True)))
         derivation = Derivation(orders, 1, call, random, sizes, copies)
-        told = list(inputs)
+        followed = list(inputs)
         for number in call.without_gradient:
-            told[number] = _Untold(inputs[number])
-        return CapturedFunction.apply(derivation, *told)  # type: ignore[no-untyped-call,no-any-return]
+            followed[number] = HiddenFromAutograd(inputs[number])
+        return CapturedFunction.apply(derivation, *followed)  # type: ignore[no-untyped-call,no-any-return]
 
 
-class _Untold(NamedTuple):
-    """An input of which autograd is not told: it would run the hooks on a gradient that there is none of."""
+class HiddenFromAutograd(NamedTuple):
+    """An input without a gradient: autograd would run the hooks on one."""
 
     value: Any
 
@@ -178,9 +180,9 @@ class CapturedFunction(torch.autograd.Function):
     """A call of the forward, whose derivative is the backward."""
 
     @staticmethod
-    def forward(ctx: Any, derivation: Derivation, *told: Any) -> tuple[Any, ...]:
+    def forward(ctx: Any, derivation: Derivation, *followed: Any) -> tuple[Any, ...]:
         call = derivation.call
-        inputs = [one.value if type(one) is _Untold else one for one in told]
+        inputs = [value.value if type(value) is HiddenFromAutograd else value for value in followed]
         with derivation.random.again() if derivation.order > 1 else contextlib.nullcontext():
             results = call.run(inputs)
         values = [*(derivation.copies.get(number, value) for number, value in enumerate(inputs)), *results]
@@ -190,8 +192,8 @@ class CapturedFunction(torch.autograd.Function):
         derivation.hold(inputs)
         ctx.derivation = derivation
         outputs = results[: len(call.joint.layouts)]
-        known = itertools.zip_longest(call.joint.tangents, call.strides)
-        ctx.looks = [_Look.of(outputs[position], strides) for position, strides in known]
+        expected = itertools.zip_longest(call.joint.tangents, call.strides)
+        ctx.tangent_specs = [TangentSpec.of(outputs[position], strides) for position, strides in expected]
         others = [r for n, r in enumerate(outputs) if n not in call.joint.tangents and isinstance(r, torch.Tensor)]
         ctx.mark_non_differentiable(*others)
         ctx.set_materialize_grads(False)
@@ -206,7 +208,7 @@ class CapturedFunction(torch.autograd.Function):
             return (None,) * (1 + len(call.gradients))
         saved = iter(_saved_by(ctx))
         given = [next(saved) if value is _TENSOR else value for value in ctx.plain]
-        laid_out = [look.given_to(tangents[n]) for n, look in zip(call.joint.tangents, ctx.looks, strict=True)]
+        laid_out = [spec.given_to(tangents[n]) for n, spec in zip(call.joint.tangents, ctx.tangent_specs, strict=True)]
         with torch.no_grad():
             results = called(call.backward, [*given, *laid_out])
         found = [None if position is None else results[position] for position in call.gradients]
@@ -330,8 +332,8 @@ def _alias_of(tensor: torch.Tensor) -> torch.Tensor:
     return alias
 
 
-class _Look(NamedTuple):
-    """What the captured backward expects of a result's tangent: to look like the result, without holes."""
+class TangentSpec(NamedTuple):
+    """What the captured backward expects of a result's tangent: the layout of the result, without holes."""
 
     size: torch.Size
     stride: tuple[int, ...] | None  # of a strided result
@@ -340,8 +342,8 @@ class _Look(NamedTuple):
     device: torch.device
 
     @classmethod
-    def of(cls, result: torch.Tensor, strides: tuple[int, ...] | None) -> _Look:
-        """The look of a result; ``strides``: those that the backward was captured for, where they are known."""
+    def of(cls, result: torch.Tensor, strides: tuple[int, ...] | None) -> TangentSpec:
+        """That for a result; ``strides``: those that the backward was captured for, where they are known."""
         stride = None
         if result.layout is torch.strided:
             stride = strides or torch.empty_like(result, device="meta").stride()
@@ -349,7 +351,7 @@ class _Look(NamedTuple):
         return cls(result.size(), stride, sparse_dim, result.dtype, result.device)
 
     def given_to(self, tangent: torch.Tensor | None) -> torch.Tensor:
-        """A tangent that looks so; zeros where there is none. As it comes, but coalesced, where it has no strides."""
+        """A tangent laid out so; zeros where there is none. As it comes, but coalesced, where it has no strides."""
         if tangent is None:
             tangent = torch.zeros(self.size, dtype=self.dtype, device=self.device)
         if tangent.layout is not torch.strided:

@@ -23,7 +23,7 @@ from functionalize.aliasing.strided_layout import with_layout
 from functionalize.errors import DataDependentError
 from functionalize.runtime.capturing import CAPTURING
 from functionalize.runtime.guards.modes import in_modes, modes_now
-from functionalize.runtime.guards.sizes import Sizes, no_sizes
+from functionalize.runtime.guards.sizes import Sizes
 from functionalize.runtime.metadata import SymbolSources
 
 Function = Callable[..., Sequence[Any]]
@@ -183,11 +183,11 @@ class Orders:
         self,
         first: ForwardCall,
         capture: Callable[[int, Sizes], Derivative],
-        sizes_of: Callable[[Sequence[Any]], Sizes] = no_sizes,
+        sizes_of: Callable[[Sequence[Any]], Sizes] | None = None,
     ) -> None:
         """``capture``: makes the call whose forward computes the derivative before a given order, for some sizes.
 
-        ``sizes_of``: of a call's inputs, what sizes may differ.
+        ``sizes_of``: of a call's inputs, what sizes may differ; None where none may.
         """
         self.first, self.sizes_of, self._capture = first, sizes_of, capture
         self._kept, self._modes = dict[int, list[Derivative]](), modes_now()

@@ -1,27 +1,24 @@
-"""What a call of a program computes by its graph, before anything is written.
+"""What a program's graph gives in a call, before anything is written, and what autograd knows of it.
 
-Captured programs and compiled Dynamo graphs run through here alike.
+Takes the inputs of a call and gives :class:`Computed`. Each computation is made once for a program: captured programs
+and compiled Dynamo graphs have the same.
 
-Invariant: a call computes by the graph alone; whatever is refused is refused here.
+Invariant: a call computes by the graph alone; whatever is refused is refused before a computation returns.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
-from types import MappingProxyType
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from functionalize._torch.dispatch import BelowVersions
-from functionalize.errors import DataDependentError, UnsupportedMutationError
 from functionalize.runtime.autograd.function import Undifferentiable, differentiable_call
 from functionalize.runtime.autograd.joint import Orders, called
-from functionalize.runtime.decisions import Diverged, check
 from functionalize.runtime.metadata import AliasKind, BaseResult, OutputAlias, ProgramMetadata
 
 _BACKWARD_INSIDE = (
@@ -29,112 +26,24 @@ _BACKWARD_INSIDE = (
     "    why  the backward inside the program is part of its graph, and has freed its saved tensors\n"
     "    try  capture the forward alone, and call backward() on its results"
 )
-_NONE: Mapping[int, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, eq=False)
 class Computed:
     """What a program's graph gave."""
 
-    results: Sequence[Any]
-    further: Mapping[int, Any]  # by position among the program's bases: the values of those that are no results
-    unknown: Sequence[_Unknown] = ()  # what autograd is to be told of the results
+    results: Sequence[Any]  # by position among the graph's outputs; None: not computed
+    # By position among the program's bases: the values of those that are no results.
+    bases: Mapping[int, Any] = field(default_factory=dict)
+    refusals: Sequence[GradientRefusal] = ()
 
-    def told(self) -> Sequence[Any]:
-        """The results as autograd is to know them, told when the leaves among the inputs have their new metadata."""
-        return functools.reduce(lambda results, unknown: unknown.told(results), self.unknown, self.results)
-
-
-def compute(
-    metadata: ProgramMetadata,
-    function: Callable[..., Any],
-    inputs: Sequence[Any],
-    positions: Sequence[int] | None = None,
-) -> Computed:
-    """What a graph gives, unseen by autograd; ``positions``: which of the program's results it gives, if not all."""
-    taken = [inputs[number] for number in metadata.taken]
-    workspaces = torch.enable_grad() if metadata.graph.keeps_workspaces else contextlib.nullcontext()
-    if positions is None:
-        positions = range(metadata.graph.outputs)
-    with _requiring(metadata, inputs):
-        with BelowVersions(), workspaces, _told_of_sizes(metadata):
-            results = called(function, taken)
-        computed = _computed(metadata, inputs, dict(zip(positions, results, strict=True)))
-    if not torch.is_grad_enabled():
-        return computed
-    reason = RuntimeError(_BACKWARD_INSIDE) if metadata.has_backward else None
-    return replace(computed, unknown=_unknown(metadata, computed.results, reason, inputs))
-
-
-def checked(metadata: ProgramMetadata, inputs: Sequence[Any], results: Sequence[Any]) -> Computed:
-    """What a graph gave that gives all results.
-
-    Raises:
-        DataDependentError: the data gave one of them another size.
-    """
-    return _computed(metadata, inputs, dict(enumerate(results)))
-
-
-def _requiring(metadata: ProgramMetadata, inputs: Sequence[Any]) -> AbstractContextManager[None]:
-    """Have inputs require gradients of which the program says so; of a call that is refused they do not."""
-    return _now_requiring(metadata, inputs) if metadata.requiring else contextlib.nullcontext()
-
-
-@contextlib.contextmanager
-def _now_requiring(metadata: ProgramMetadata, inputs: Sequence[Any]) -> Iterator[None]:
-    told = [inputs[number] for number, requires in metadata.requiring if requires]
-    told = [tensor for tensor in told if not tensor.requires_grad]
-    for tensor in told:
-        tensor.requires_grad_()
-    try:
-        yield
-    except BaseException:
-        for tensor in told:
-            tensor.requires_grad_(False)
-        raise
-
-
-def compute_differentiably(
-    metadata: ProgramMetadata, orders: Orders, inputs: Sequence[Any], refused: Mapping[int, Exception] = _NONE
-) -> Computed:
-    """What a graph gives, with the captured backward as its derivative; ``refused``: results without one, and why."""
-    with _requiring(metadata, inputs):
-        with _told_of_sizes(metadata):
-            taken = [inputs[number] for number in metadata.taken]
-            outputs = differentiable_call(orders, taken, orders.sizes_of(inputs))
-        results = dict(zip(orders.first.joint.results, outputs, strict=False))
-        further = dict(zip(orders.first.joint.bases, outputs[len(results) :], strict=True))
-        computed = _computed(metadata, inputs, results, further)
-    if not refused:
-        return computed
-    sources = [value for value in inputs if isinstance(value, torch.Tensor) and value.requires_grad]
-    unknown = [_Unknown(reason, [position], sources) for position, reason in refused.items()]
-    return replace(computed, unknown=unknown)
-
-
-def compute_undifferentiably(
-    metadata: ProgramMetadata,
-    function: Callable[..., Any],
-    inputs: Sequence[Any],
-    reason: Exception,
-    positions: Sequence[int] | None = None,
-) -> Computed:
-    """What a graph gives; the reason why it has no backward is raised by those who ask for gradients.
-
-    ``positions``: as in :func:`compute`.
-
-    Raises:
-        UnsupportedMutationError: the reason, where autograd must know of the writes to inputs, and cannot be told.
-    """
-    if isinstance(reason, UnsupportedMutationError) and any(m.differentiable for m in metadata.mutations):
-        raise reason
-    with torch.no_grad():
-        computed = compute(metadata, function, inputs, positions)
-    return replace(computed, unknown=_unknown(metadata, computed.results, reason, inputs))
+    def with_autograd(self) -> Sequence[Any]:
+        """The results as autograd is to know them, once the leaves among the inputs have their new metadata."""
+        return functools.reduce(lambda results, refusal: refusal.attached(results), self.refusals, self.results)
 
 
 @dataclass(frozen=True, eq=False)
-class _Unknown:
+class GradientRefusal:
     """Results that are to require gradients, of a graph which autograd did not see: a backward raises the reason.
 
     Without a reason they require gradients of leaves that the program made itself and kept: nobody gets any.
@@ -144,33 +53,93 @@ class _Unknown:
     positions: Sequence[int]
     sources: Sequence[torch.Tensor]  # what they were computed from
 
-    def told(self, results: Sequence[Any]) -> Sequence[Any]:
-        """All results, these as autograd knows them."""
+    def attached(self, results: Sequence[Any]) -> Sequence[Any]:
+        """All results, these with the backward that raises."""
         values = [results[position] for position in self.positions]
-        known = dict(zip(self.positions, _undifferentiable(self.reason, values, self.sources), strict=True))
-        return [known.get(position, result) for position, result in enumerate(results)]
+        attached = dict(zip(self.positions, _undifferentiable(self.reason, values, self.sources), strict=True))
+        return [attached.get(position, result) for position, result in enumerate(results)]
 
 
-def _unknown(
+@dataclass(frozen=True, eq=False)
+class GraphComputation:
+    """A graph that autograd does not follow.
+
+    ``positions``: which of the program's results it gives, if not all; ``reason``: why it has no backward, raised by
+    those who ask for gradients.
+    """
+
+    metadata: ProgramMetadata
+    function: Callable[..., Any]
+    positions: Sequence[int] | None = None
+    reason: Exception | None = None
+
+    def __call__(self, inputs: Sequence[Any]) -> Computed:
+        """What the graph gives."""
+        metadata, reason = self.metadata, self.reason
+        taken = [inputs[number] for number in metadata.taken]
+        workspaces = torch.enable_grad() if metadata.graph.keeps_workspaces else contextlib.nullcontext()
+        hidden = torch.no_grad() if reason is not None else contextlib.nullcontext()
+        with hidden, BelowVersions(), workspaces:
+            given = called(self.function, taken)
+        positions = range(metadata.graph.outputs) if self.positions is None else self.positions
+        results = _by_position(given, positions, metadata.graph.outputs)
+        if reason is None:
+            if not torch.is_grad_enabled():
+                return Computed(results)
+            reason = RuntimeError(_BACKWARD_INSIDE) if metadata.has_backward else None
+        return Computed(results, refusals=_refusals(metadata, results, reason, inputs))
+
+
+@dataclass(frozen=True, eq=False)
+class DifferentiableComputation:
+    """A graph with the captured backward as its derivative; ``refused``: results without one, and why."""
+
+    metadata: ProgramMetadata
+    orders: Orders
+    refused: Mapping[int, Exception] = field(default_factory=dict)
+
+    def __call__(self, inputs: Sequence[Any]) -> Computed:
+        """What the graph gives, known to autograd."""
+        orders, joint = self.orders, self.orders.first.joint
+        taken = [inputs[number] for number in self.metadata.taken]
+        outputs = differentiable_call(orders, taken, () if orders.sizes_of is None else orders.sizes_of(inputs))
+        count = len(joint.results)
+        results = _by_position(outputs[:count], joint.results, self.metadata.graph.outputs)
+        refusals: Sequence[GradientRefusal] = ()
+        if self.refused:
+            sources = [value for value in inputs if isinstance(value, torch.Tensor) and value.requires_grad]
+            refusals = [GradientRefusal(reason, [position], sources) for position, reason in self.refused.items()]
+        return Computed(results, dict(zip(joint.bases, outputs[count:], strict=True)), refusals)
+
+
+def _by_position(values: Sequence[Any], positions: Sequence[int], count: int) -> list[Any]:
+    results = [None] * count
+    for position, value in zip(positions, values, strict=True):
+        results[position] = value
+    return results
+
+
+def _refusals(
     metadata: ProgramMetadata, results: Sequence[Any], reason: Exception | None, inputs: Sequence[Any]
-) -> Sequence[_Unknown]:
-    """What autograd is to be told of the results of a call; nothing where none is to require gradients."""
+) -> Sequence[GradientRefusal]:
+    """The results of a call that are to require gradients, and have none; nothing where no result is to."""
     described: list[OutputAlias | BaseResult] = [*metadata.bases]
-    described += [alias for alias in metadata.outputs if _of_its_own(alias, metadata.bases)]
-    found = {one.result for one in described if one.requires_grad and one.result is not None}
-    found |= {write.result for m in metadata.mutations if m.differentiable for write in m.writes}
-    positions = sorted(position for position in found if results[position] is not None)
+    described += [alias for alias in metadata.outputs if _has_own_gradient(alias, metadata.bases)]
+    requiring = {item.result for item in described if item.requires_grad and item.result is not None}
+    requiring |= {write.result for m in metadata.mutations if m.differentiable for write in m.writes}
+    positions = sorted(position for position in requiring if results[position] is not None)
     if not positions:
         return ()
     if reason is None:
-        return (_Unknown(None, positions, [torch.empty(0, requires_grad=True)]),)
+        return (GradientRefusal(None, positions, [torch.empty(0, requires_grad=True)]),)
     # Autograd holds a leaf with the size that it has then, and others with the history that they have then.
     moved = [inputs[m.input] for m in metadata.mutations if m.metadata and not m.detached]
     leaves = {id(tensor) for tensor in moved if tensor.is_leaf}
     sources = [value for value in inputs if isinstance(value, torch.Tensor) and value.requires_grad]
     before = [source for source in sources if id(source) not in leaves]
     history = _undifferentiable(reason, [torch.empty(0)], before) if before else ()
-    return (_Unknown(reason, positions, [*history, *(source for source in sources if id(source) in leaves)]),)
+    moved_leaves = [source for source in sources if id(source) in leaves]
+    return (GradientRefusal(reason, positions, [*history, *moved_leaves]),)
 
 
 def _undifferentiable(
@@ -180,54 +149,7 @@ def _undifferentiable(
         return Undifferentiable.apply(reason, len(values), *values, *sources)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def _of_its_own(alias: OutputAlias, bases: Sequence[BaseResult]) -> bool:
-    """Whether an output has the gradient of its result: here no joint graph gives bases that are none."""
+def _has_own_gradient(alias: OutputAlias, bases: Sequence[BaseResult]) -> bool:
+    """Whether an output has the gradient of its result: no joint graph gives the values of further bases here."""
     unbased = alias.base is not None and bases[alias.base].result is None
     return alias.kind is AliasKind.RESULT or alias.own_gradient or unbased
-
-
-def _computed(
-    metadata: ProgramMetadata, inputs: Sequence[Any], given: dict[int, Any], further: Mapping[int, Any] = _NONE
-) -> Computed:
-    """Results, by position; ``further``: the values of bases that are no results.
-
-    Raises where the data gave a size that tracing took for another (a broadcast asks for one).
-    """
-    results = [given.get(position) for position in range(metadata.graph.outputs)]
-    if metadata.graph.decisions:
-        check(metadata.graph.decisions, results)
-    if metadata.symbols.asserted:
-        _check_asserted(metadata, inputs, results)
-    return Computed(results, further)
-
-
-def _check_asserted(metadata: ProgramMetadata, inputs: Sequence[Any], results: Sequence[Any]) -> None:
-    """Raise where the data gave sizes that operators of the program do not take."""
-    bindings = metadata.symbols.bind(inputs, results)
-    for condition in metadata.symbols.asserted:
-        if not bindings.holds(condition):
-            raise _unsupported_sizes(f"data-dependent sizes ({bindings}) do not satisfy {condition}")
-
-
-@contextlib.contextmanager
-def _sizes_explained() -> Iterator[None]:
-    try:
-        yield
-    except Diverged:
-        raise
-    except (RuntimeError, IndexError) as error:
-        raise _unsupported_sizes("an operator of the graph rejects data-dependent sizes") from error
-
-
-def _told_of_sizes(metadata: ProgramMetadata) -> AbstractContextManager[None]:
-    """Have an operator that fails say that it may be for the sizes, of a program that took some for granted."""
-    return _sizes_explained() if metadata.symbols.asserted else contextlib.nullcontext()
-
-
-def _unsupported_sizes(what: str) -> DataDependentError:
-    return DataDependentError(
-        what,
-        why="the operator supports only such sizes, or the trace assumed them: where a data-dependent size met a "
-        "constant, the trace assumed that both are equal, but eager may broadcast",
-        hint="state what you know about the size before (torch._check), or expand the tensor of one element explicitly",
-    )

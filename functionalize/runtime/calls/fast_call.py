@@ -3,7 +3,7 @@
 Most programs are such. What a call otherwise decides step by step is written down after a first call as one function,
 from the arguments to what the program returns; it compares what the graph gives with what it gave then.
 
-Invariant: it does what the guards, `compute` and `finish` do. Limits: calls that autograd does not follow, with
+Invariant: it does what the guards and the stages of a call do. Limits: calls that autograd does not follow, with
 arguments that are tensors and plain values; others take the long way.
 """
 

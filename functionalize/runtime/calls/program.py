@@ -232,9 +232,9 @@ class CapturedProgram(Exports):
             InputMismatchError: the inputs, or the modes of torch, are not such as the program was captured for.
             RuntimeError: inside of ``torch.func.grad``, ``vmap`` or ``jvp``, which would not see through the call.
         """
-        plain = self._specializations[0].plain(args, kwargs)
-        if plain is not None:
-            return plain
+        returned = self._specializations[0].fast_call(args, kwargs)
+        if returned is not None:
+            return returned
         if CAPTURES.running:  # it is a part of what is captured
             return self.original(*args, **kwargs)
         if in_functorch_transform() is not None or in_forward_ad():

@@ -21,32 +21,35 @@ from functionalize._torch import pytree
 from functionalize._torch.fakes import substitutes
 from functionalize.aliasing.history import Historian
 from functionalize.call_stack import Location
-from functionalize.errors import DataDependentError, InputMismatchError, OverlappingInputsError, in_words
+from functionalize.errors import DataDependentError, InputMismatchError, OverlappingInputsError
 from functionalize.python_state.walk import StateWalk
 from functionalize.runtime.arguments import CallArguments, CallingConvention
 from functionalize.runtime.autograd.joint import Backward, Derivative, ForwardCall, JointGraph, Orders
 from functionalize.runtime.autograd.partition import PartitionFn, partition
 from functionalize.runtime.call_tree import CallTree
-from functionalize.runtime.calls.computation import (
-    Computed,
-    checked,
-    compute,
-    compute_differentiably,
-    compute_undifferentiably,
-)
-from functionalize.runtime.calls.decided_call import compute_as_decided, decided_ahead
-from functionalize.runtime.calls.execution import finish
+from functionalize.runtime.calls.computation import Computed, DifferentiableComputation, GraphComputation
 from functionalize.runtime.calls.fast_call import CallFunction, FastCall
+from functionalize.runtime.calls.finalizer import finishing
+from functionalize.runtime.calls.precheck import precheck_of
+from functionalize.runtime.calls.stages import (
+    Compute,
+    RunAsWritten,
+    adding_gradients,
+    after_precheck,
+    catching,
+    comparing_decisions,
+    composed,
+)
 from functionalize.runtime.capturing import CAPTURING
-from functionalize.runtime.decisions import Answers, Decision, Diverged, agree
+from functionalize.runtime.decisions import Answers, Decision, agree
 from functionalize.runtime.graphs.graph_forms import executable, made_executable, reinplace
 from functionalize.runtime.guards.guard import FastCode, Passes
 from functionalize.runtime.guards.guards import Guards
 from functionalize.runtime.guards.modes import set_modes
 from functionalize.runtime.guards.replaced_objects import ReplacedObjects
-from functionalize.runtime.guards.sizes import Sizes, no_sizes
+from functionalize.runtime.guards.sizes import Sizes
 from functionalize.runtime.metadata import ProgramMetadata
-from functionalize.runtime.random_state import RandomState, sources
+from functionalize.runtime.random_state import sources
 
 _NUMBERS = itertools.count()  # of specializations, as they are made
 # Captures a program for arguments, for so many derivatives, and, if given, the way of some answers to its decisions.
@@ -130,11 +133,13 @@ class Specialization:
         self.kind = object()  # of calls: variants of one have the same
         # Both give None for a call that is perhaps none of this program's, or takes longer to check.
         self.passed: Passes = _unknown
-        self.plain: CallFunction = _unknown_call
+        self.fast_call: CallFunction = _unknown_call
         self._replaced = ReplacedObjects(self.guards)
         self._fast: FastCode | None = None
         self._slowly = 0  # how many calls the guards themselves let pass
-        self._orders: Orders | None = None
+        self._compute: Compute | None = None  # chosen for the first call
+        self._finish = finishing(self.metadata)
+        self._overlaps = isinstance(self.recorded.joint, OverlappingInputsError)
         self._viewing: list[Specialization] = []
 
     @functools.cached_property
@@ -204,14 +209,14 @@ class Specialization:
         except InputMismatchError as error:
             return error
         if followed:
-            self.passed, self.plain = _unknown, _unknown_call
+            self.passed, self.fast_call = _unknown, _unknown_call
         if arguments.are_examples or self.awaits_gradients:
             return inputs
         self._slowly += 1
         if self._slowly & (self._slowly - 1) == 0:  # ever more seldom: it takes as long as calls do
-            self._fast = self.guards.fast_code(arguments, inputs)
-            if self._fast is not None:
-                self.passed = self._fast.function()
+            code = self.guards.fast_code(arguments, inputs)
+            if code is not None:
+                self.passed, self._fast = code.function(), code if self._may_be_fast else None
         return inputs
 
     def run(self, inputs: list[Any], arguments: CallArguments) -> Any:
@@ -220,27 +225,51 @@ class Specialization:
         Raises:
             Diverged: the data take another branch; nothing has changed.
         """
-        if isinstance(self._joint, OverlappingInputsError):
-            known, inputs = self._with_views(arguments)
-            return known.run(inputs, arguments)
-        zeros = self.guards.missing_gradients(inputs)
-        for number, gradient in zeros.items():
-            inputs[number] = gradient
-        if self._ahead is not None:
-            self._ahead(inputs)
-        computed = self._computed_or_failed(inputs, arguments)
-        if computed is None:
+        if self._overlaps:
+            viewing, inputs = self._with_views(arguments)
+            return viewing.run(inputs, arguments)
+        compute = self._compute or self._choose_stages(inputs, arguments)
+        try:
+            computed = compute(inputs)
+        except RunAsWritten:
+            computed = None
+        if computed is None:  # outside of the handler, so that what it raises has no context
             return self.capture.original(*arguments.args, **arguments.kwargs)
-        for number, gradient in zeros.items():  # nothing is refused from here on
-            inputs[self.metadata.inputs[number].gradient_of].grad = gradient  # type: ignore[index]
-        leaves = finish(self.metadata, inputs, [self.capture.state, arguments], computed)
+        leaves = self._finish(inputs, [self.capture.state, arguments], computed)
         for draw in self.capture.unread:
             draw()
         if self.capture.modes_left:
             set_modes(self.capture.modes_left)
-        elif self._fast is not None and self._joint is None and self._fails_plainly:
-            self._make_plain(self._fast, inputs, computed.results, leaves)
+        if self._fast is not None:
+            self._make_fast(self._fast, inputs, computed.results, leaves)
         return self._assemble(leaves)
+
+    def _choose_stages(self, inputs: Sequence[Any], arguments: CallArguments) -> Compute:
+        """What a call does until it writes; the arguments are those of the first one."""
+        with CAPTURING:  # cutting a joint graph uses it up: another thread waits for the halves
+            if self._compute is None:
+                self._compute = self._stages(inputs, arguments)
+        return self._compute
+
+    def _stages(self, inputs: Sequence[Any], arguments: CallArguments) -> Compute:
+        metadata, capture, decisions, joint = self.metadata, self.capture, self.decisions, self._joint
+        compute: Compute
+        if isinstance(joint, JointGraph):
+            sizes_of = None if self.guards.sizes is None else self.guards.sizes.of
+            orders = Orders(self._partitioned(joint), self._next_order(inputs, arguments), sizes_of)
+            compute = composed(metadata, DifferentiableComputation(metadata, orders, self.recorded.refused))
+        elif joint is not None:
+            compute = composed(metadata, GraphComputation(metadata, self._pure, reason=joint), joint)
+        else:
+            compute = composed(metadata, GraphComputation(metadata, self._function))
+        if decisions and self._precheck is None:
+            compute = comparing_decisions(metadata, self._function, compute)
+        if capture.catches and not metadata.graph.acts:
+            compute = catching(metadata, self._draws, compute)
+        if self._precheck is not None:
+            compute = after_precheck(self._precheck, compute)
+        adds = any(number not in metadata.unused for number in self.guards.sources.gradients)
+        return adding_gradients(self.guards.missing_gradients, metadata, compute) if adds else compute
 
     def _with_views(self, arguments: CallArguments) -> tuple[Specialization, list[Any]]:
         """The program as it is where inputs that overlap are views of one tensor, and its inputs for a call.
@@ -265,17 +294,17 @@ class Specialization:
             self._viewing = [made, *self._viewing][:_VIEWING]
         return made, inputs
 
-    def _make_plain(
+    def _make_fast(
         self, guards: FastCode, inputs: Sequence[Any], results: Sequence[Any], leaves: Sequence[Any]
     ) -> None:
         """Have the next calls take the short way, if there is one; what else is given is of this call."""
 
         def otherwise(inputs: list[Any], results: Sequence[Any]) -> Any:
-            return self._assemble(finish(self.metadata, inputs, [], checked(self.metadata, inputs, results)))
+            return self._assemble(self._finish(inputs, [], Computed(results)))
 
         graph = self._function, self.capture.catches
         made = FastCall(self.metadata, self.capture.convention, *graph, self._assemble, otherwise)
-        self.plain, self._fast = made.call(guards, inputs, results, leaves) or self.plain, None
+        self.fast_call, self._fast = made.call(guards, inputs, results, leaves) or self.fast_call, None
 
     @property
     def _joint(self) -> JointGraph | Exception | None:
@@ -285,59 +314,20 @@ class Specialization:
             raise RuntimeError("this program was captured without its backward: CapturedProgram captures it again")
         return joint
 
-    def _computed_or_failed(self, inputs: Sequence[Any], arguments: CallArguments) -> Computed | None:
-        """What the graph gives; None where an operator raises, and the program, which has handlers, is to do the rest.
-
-        Others raise the error: a program that is run again would hide what is wrong with a graph.
-        """
-        random = self._random_state(inputs) if self.capture.catches else RandomState()
-        try:
-            return self._computed_as_decided(inputs, arguments)
-        except Diverged:
-            raise
-        except Exception as error:
-            acts = self.metadata.graph.acts
-            if acts or not self.capture.catches or (in_words(error) and not isinstance(error, DataDependentError)):
-                raise
-        random.restore()
-        return None
-
-    def _random_state(self, inputs: Sequence[Any]) -> RandomState:
-        return RandomState.now(self._draws, {self.metadata.inputs[n].name: inputs[n] for n in self.metadata.taken})
-
     @functools.cached_property
     def _draws(self) -> tuple[Any, ...]:
         """What the graph draws random numbers from."""
         return sources(self.recorded.graph, self.recorded.root)
 
     @property
-    def _fails_plainly(self) -> bool:
-        """Whether a call that fails may be run once more: it acts on nothing, and has no random numbers to put back."""
-        capture = self.capture
-        acts = self._draws or self.metadata.graph.acts
-        return not capture.unread and not (capture.catches and acts)
+    def _may_be_fast(self) -> bool:
+        """Whether calls may take a short way: autograd does not follow them, they leave modes as they are.
 
-    def _computed_as_decided(self, inputs: Sequence[Any], arguments: CallArguments) -> Computed:
-        compute_all = functools.partial(self._computed, inputs, arguments)
-        if self.decisions and self._ahead is None:
-            return compute_as_decided(self.metadata, self._function, inputs, compute_all)
-        return compute_all()
-
-    def _computed(self, inputs: Sequence[Any], arguments: CallArguments) -> Computed:
-        """What the graph gives, known to autograd where the original's results are."""
-        joint = self._joint
-        if joint is None:
-            return compute(self.metadata, self._function, inputs)
-        if isinstance(joint, Exception):
-            return compute_undifferentiably(self.metadata, self._pure, inputs, joint)
-        if self._orders is None:
-            with CAPTURING:  # cutting it uses the joint graph up: another thread waits for the halves
-                if self._orders is None:
-                    halves, further = self._partitioned(joint), self._next_order(inputs, arguments)
-                    self._orders = Orders(
-                        halves, further, no_sizes if self.guards.sizes is None else self.guards.sizes.of
-                    )
-        return compute_differentiably(self.metadata, self._orders, inputs, self.recorded.refused)
+        One that fails may be run once more: it acts on nothing, and has no random numbers to put back.
+        """
+        capture, is_repeatable = self.capture, not (self.metadata.graph.acts or self._draws)
+        leaves_all = self.recorded.joint is None and not (capture.modes_left or capture.unread)
+        return leaves_all and (is_repeatable or not capture.catches)
 
     def _partitioned(self, joint: JointGraph) -> ForwardCall:
         return partition(joint, self._partition_fn, _executed)
@@ -373,9 +363,9 @@ class Specialization:
         return captured
 
     @functools.cached_property
-    def _ahead(self) -> Callable[[Sequence[Any]], None] | None:
+    def _precheck(self) -> Callable[[Sequence[Any]], None] | None:
         """What checks the decisions before anything is computed, where numbers of Python's decide alone."""
-        return decided_ahead(self.recorded.graph, self.recorded.root, self.metadata) if self.decisions else None
+        return precheck_of(self.recorded.graph, self.recorded.root, self.metadata) if self.decisions else None
 
     @functools.cached_property
     def _function(self) -> Callable[..., Any]:
@@ -393,7 +383,7 @@ class Specialization:
     @functools.cached_property
     def _in_place(self) -> GraphModule | None:
         """The graph with writes; None where it has none, or where a call that does not end so has written nothing."""
-        checked = (self.decisions and self._ahead is None) or self.metadata.symbols.asserted or self.capture.catches
+        checked = (self.decisions and self._precheck is None) or self.metadata.symbols.asserted or self.capture.catches
         if checked or not self.guards.inputs_are_disjoint:
             return None
         return reinplace(self.recorded.graph, self.recorded.root, self.metadata)

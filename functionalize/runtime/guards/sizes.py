@@ -31,11 +31,6 @@ _LARGEST = 65_536  # upper end of a range that is tried
 _TRIED = 64  # sizes next to the end of a range, where the end itself does not meet all conditions
 
 
-def no_sizes(inputs: Sequence[Any]) -> Sizes:
-    """The sizes that may differ where all of them are numbers."""
-    return ()
-
-
 @dataclass(frozen=True)
 class Size:
     """A size that may differ from call to call.

@@ -9,10 +9,10 @@ Limits: outputs that share a storage which neither an input nor a single output 
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -31,7 +31,7 @@ from functionalize.aliasing.strided_layout import (
     with_own_bits,
     with_strides,
 )
-from functionalize.python_state.reconstruct import Maker
+from functionalize.python_state.reconstruct import Maker, TensorRef
 from functionalize.runtime.autograd.function import InMemory
 from functionalize.runtime.calls.computation import Computed
 from functionalize.runtime.metadata import (
@@ -45,59 +45,59 @@ from functionalize.runtime.metadata import (
 from functionalize.runtime.outputs.side_effects import Walked
 
 aten = torch.ops.aten
-_OF_INPUTS = frozenset({AliasKind.VIEW_OF_INPUT, AliasKind.VIEW_OF_OLD_STORAGE, AliasKind.VIEW_OF_NEW_STORAGE})
+_OF_INPUTS = (AliasKind.VIEW_OF_INPUT, AliasKind.VIEW_OF_OLD_STORAGE, AliasKind.VIEW_OF_NEW_STORAGE)
+# From a call's inputs, the objects of the program's state and those of its arguments, and what the graph gave, to the
+# leaves that the program returns.
+Finish = Callable[[Sequence[Any], Sequence[Walked], Computed], list[Any]]
 
 
-def finish(metadata: ProgramMetadata, inputs: Sequence[Any], states: Sequence[Walked], computed: Computed) -> list[Any]:
-    """Write back, leave gradients and side effects, and give the leaves that the program returns.
+def finishing(metadata: ProgramMetadata) -> Finish:
+    """How calls of a program end: write back, leave gradients and side effects, give the leaves that it returns.
 
-    ``states``: the objects of the program's state, and those of the call's arguments.
+    By those stages that the program needs.
     """
-    ending = _Ending(metadata, inputs, computed)
-    counted = Counter[int]()
-    targets = list[torch.Tensor]()
-    for mutation in metadata.mutations:
-        with _write_mode(mutation):
-            targets.append(ending.moved(mutation))
-    ending.tell_autograd()
-    for mutation, target in zip(metadata.mutations, targets, strict=True):
-        with _write_mode(mutation):
-            ending.write_back(mutation, target)
-        if mutation.differentiable:
-            root = metadata.inputs[mutation.input].root
-            steps = len(mutation.writes) + len(mutation.metadata) + len(mutation.after)
-            counted[mutation.input if root is None else root] += steps
-    for number, count in metadata.versions.items():
-        count_writes(inputs[number], count - counted[number])
-    for number, gradient in metadata.gradients.items():
-        leave_gradient(inputs[number], None if gradient is None else ending.tensor(gradient))
-    for number, requires in metadata.requiring:
-        if not requires:
-            _require_none(inputs[number])
-    maker = Maker(states, ending.tensor, computed.results, metadata.graph.numbers)
-    metadata.left.apply(states, maker)
-    return [maker.make(result) for result in metadata.results]
+    needed = {
+        CallFinalizer.write_back: metadata.mutations,
+        CallFinalizer.count_versions: metadata.versions,
+        CallFinalizer.leave_gradients: metadata.gradients,
+        CallFinalizer.end_gradients: metadata.requiring,
+        CallFinalizer.leave_in_objects: metadata.left,
+    }
+    stages = [stage for stage, described in needed.items() if described]
+    moved = [number for number, mutation in enumerate(metadata.mutations) if _is_moved(mutation)]
+
+    def finish(inputs: Sequence[Any], states: Sequence[Walked], computed: Computed) -> list[Any]:
+        finalizer = CallFinalizer(metadata, inputs, states, computed)
+        if moved:
+            finalizer.move_inputs(moved)
+        if computed.refusals:
+            finalizer.results = computed.with_autograd()
+        for stage in stages:
+            stage(finalizer)
+        return finalizer.leaves()
+
+    return finish
 
 
-def _require_none(tensor: torch.Tensor) -> None:
-    """Have a tensor require gradients no more; a leaf may be a view, which nobody may detach in its place."""
-    if tensor.is_leaf:
-        tensor.requires_grad_(False)
-    else:
-        tensor.detach_()
+def _is_moved(mutation: InputMutation) -> bool:
+    """Whether an input gets other metadata or loses its history, or other memory than its own is written."""
+    return bool(mutation.metadata) or mutation.layout is not None or mutation.detached
 
 
 def _write_mode(mutation: InputMutation) -> AbstractContextManager[Any]:
     return torch.enable_grad() if mutation.differentiable else BelowVersions()
 
 
-class _Ending:
+class CallFinalizer:
     """What one call does with the results of its graph."""
 
-    def __init__(self, metadata: ProgramMetadata, inputs: Sequence[Any], computed: Computed) -> None:
-        self._metadata, self._inputs, self._computed = metadata, inputs, computed
-        self._results = computed.results
-        self._symbols = metadata.symbols.bind(inputs, self._results)
+    def __init__(
+        self, metadata: ProgramMetadata, inputs: Sequence[Any], states: Sequence[Walked], computed: Computed
+    ) -> None:
+        self._metadata, self._inputs, self._states, self._computed = metadata, inputs, states, computed
+        self.results = computed.results
+        self._symbols = metadata.symbols.bind(inputs, self.results)
+        self._targets: dict[int, torch.Tensor] = {}  # what mutations write to, if not to their input as it is
         # Tensors that keep the storages of inputs which are about to leave them, or have writes beyond themselves.
         self._originals: dict[int, torch.Tensor] = (
             {mutation.input: inputs[mutation.input].detach() for mutation in metadata.mutations}
@@ -107,8 +107,14 @@ class _Ending:
         self._made: dict[int, torch.Tensor] = {}
         self._based: dict[int, torch.Tensor] = {}  # the bases that were used, laid out
 
-    def moved(self, mutation: InputMutation) -> torch.Tensor:
-        """Have the caller's tensor get the metadata that the program gave to its input; what is then written to."""
+    def move_inputs(self, moved: Sequence[int]) -> None:
+        """Have the caller's tensors get the metadata that the program gave to its inputs; by number of mutation."""
+        for number in moved:
+            mutation = self._metadata.mutations[number]
+            with _write_mode(mutation):
+                self._targets[number] = self._moved(mutation)
+
+    def _moved(self, mutation: InputMutation) -> torch.Tensor:
         target: torch.Tensor = self._inputs[mutation.input]
         if mutation.layout is not None:
             layout, target = self._symbols.layout(mutation.layout), self._originals[mutation.input]
@@ -127,22 +133,53 @@ class _Ending:
             op(target, *given)
         return target
 
-    def tell_autograd(self) -> None:
-        """Have the results require gradients as those of the program do."""
-        self._results = self._computed.told()
+    def write_back(self) -> None:
+        """Do to the caller's tensors what the program wrote to its inputs."""
+        for number, mutation in enumerate(self._metadata.mutations):
+            target: torch.Tensor = self._targets.get(number, self._inputs[mutation.input])
+            with _write_mode(mutation):
+                for write in mutation.writes:
+                    part = target
+                    for op, args in write.path:
+                        part = op(part, *map(self._argument, args))
+                    if self.results[write.result] is not part:  # else it was written in place
+                        aten.copy_.default(part, self.results[write.result])
+                for op, args in mutation.after:
+                    op(target, *map(self._argument, args))
+                if mutation.inference and not target.is_inference():
+                    target.data = _remade(target, inference=True)
 
-    def write_back(self, mutation: InputMutation, target: torch.Tensor) -> None:
-        """Do to the caller's tensor what the program wrote to its input."""
-        for write in mutation.writes:
-            part = target
-            for op, args in write.path:
-                part = op(part, *map(self._argument, args))
-            if self._results[write.result] is not part:  # else it was written in place
-                aten.copy_.default(part, self._results[write.result])
-        for op, args in mutation.after:
-            op(target, *map(self._argument, args))
-        if mutation.inference and not target.is_inference():
-            target.data = _remade(target, inference=True)
+    def count_versions(self) -> None:
+        """Have the versions of inputs grow as the program's own writes have them grow."""
+        for number, count in self._metadata.uncounted_writes.items():
+            count_writes(self._inputs[number], count)
+
+    def leave_gradients(self) -> None:
+        """Leave inputs the gradients that the program leaves them."""
+        for number, gradient in self._metadata.gradients.items():
+            leave_gradient(self._inputs[number], None if gradient is None else self.tensor(gradient))
+
+    def end_gradients(self) -> None:
+        """Have inputs require gradients no more; a leaf may be a view, which nobody may detach in its place."""
+        for number, requires in self._metadata.requiring:
+            tensor = self._inputs[number]
+            if not requires and tensor.is_leaf:
+                tensor.requires_grad_(False)
+            elif not requires:
+                tensor.detach_()
+
+    def leave_in_objects(self) -> None:
+        """Leave in objects, and print, what the program does."""
+        self._metadata.left.apply(self._states, self._maker)
+
+    def leaves(self) -> list[Any]:
+        """What the program returns."""
+        parts = self._metadata.results
+        return [self.tensor(part.number) if type(part) is TensorRef else self._maker.make(part) for part in parts]
+
+    @cached_property
+    def _maker(self) -> Maker:
+        return Maker(self._states, self.tensor, self._computed.results, self._metadata.graph.numbers)
 
     def _argument(self, argument: Any) -> Any:
         """What a call has for an argument of an op on an input: tensors, sizes, lists of sizes."""
@@ -159,30 +196,29 @@ class _Ending:
         """The tensor of a number that the caller gets: one object, however often it is asked for."""
         if number not in self._made:
             alias = self._metadata.outputs[number]
-            unbased = alias.base is not None and self._base(alias.base) is None
-            if alias.kind is AliasKind.SHARED or unbased:
+            if alias.kind is AliasKind.SHARED or (alias.base is not None and self._base(alias.base) is None):
                 made = self._shared(alias.group)
             else:
                 off = alias.requires_grad and not torch.is_grad_enabled()  # where the program had them on
                 with torch.enable_grad() if off else nullcontext():
-                    made = {number: self._with_gradient(alias, self._tensor(alias))}
-            self._made |= {one: self._as_in_mode(self._metadata.outputs[one], tensor) for one, tensor in made.items()}
-            for one in made:
-                gradient = self._metadata.outputs[one].gradient
+                    made = {number: self._tensor(alias)}
+            self._made |= made
+            for member in made:
+                gradient = self._metadata.outputs[member].gradient
                 if gradient is not None:
-                    leave_gradient(self._made[one], self.tensor(gradient))
+                    leave_gradient(self._made[member], self.tensor(gradient))
         return self._made[number]
 
-    def _with_gradient(self, alias: OutputAlias, made: torch.Tensor) -> torch.Tensor:
+    def _finished(self, alias: OutputAlias, made: torch.Tensor) -> torch.Tensor:
         """An output in its memory, with the gradient of the graph's result where it has that; a leaf as one."""
         if alias.leaf is not None:
             value = self._as_in_mode(alias, made if alias.requires_grad else made.detach())
             with torch.inference_mode() if value.is_inference() else nullcontext():
-                return alias.leaf(value)
-        if not alias.own_gradient or made is self._result(alias):
-            return made
-        known: torch.Tensor = InMemory.apply(self._result(alias), made)  # type: ignore[no-untyped-call]
-        return with_strides(known, made.stride())  # autograd has made a view
+                made = alias.leaf(value)
+        elif alias.own_gradient and made is not self._result(alias):
+            attached: torch.Tensor = InMemory.apply(self._result(alias), made)  # type: ignore[no-untyped-call]
+            made = with_strides(attached, made.stride())  # autograd has made a view
+        return self._as_in_mode(alias, made)
 
     def _as_in_mode(self, alias: OutputAlias, made: torch.Tensor) -> torch.Tensor:
         """An inference tensor where the program's is one, in the same memory, and none where not."""
@@ -197,32 +233,40 @@ class _Ending:
 
     def _tensor(self, alias: OutputAlias) -> torch.Tensor:
         if alias.kind is AliasKind.INPUT:
-            return self._inputs[alias.input]  # type: ignore[index,no-any-return]
-        if alias.kind in _OF_INPUTS:
-            return self._of_input(alias)
-        if alias.kind is AliasKind.VIEW_OF_BASE:
-            return self._of_base(alias)
-        layout = self._symbols.layout(alias.layout)
-        return self._laid_out(with_own_bits(self._result(alias), layout), layout)
+            made: torch.Tensor = self._inputs[alias.input]  # type: ignore[index]
+        elif alias.kind in _OF_INPUTS:
+            made = self._of_input(alias)
+        elif alias.kind is AliasKind.VIEW_OF_BASE:
+            made = self._of_base(alias)
+        else:
+            layout = self._layout(alias.layout)
+            made = self._laid_out(with_own_bits(self._result(alias), layout), layout)
+        return self._finished(alias, made)
+
+    def _layout(self, layout: Layout) -> Layout:
+        """A layout in this call."""
+        return layout if layout.static else self._symbols.layout(layout)
 
     def _laid_out(self, value: torch.Tensor, layout: Layout) -> torch.Tensor:
+        if value.layout is torch.strided and value.stride() == layout.stride:
+            return value
         made = with_layout(value, layout)
         return with_strides(made, layout.stride) if self._metadata.graph.lays_out_ones and layout.static else made
 
     def _result(self, alias: OutputAlias) -> torch.Tensor:
         assert alias.result is not None
-        result: torch.Tensor = self._results[alias.result]
+        result: torch.Tensor = self.results[alias.result]
         return result
 
     def _base(self, number: int) -> Any:
         """The value of a base; None where the graph that was run does not give it."""
         described = self._metadata.bases[number]
-        return self._computed.further.get(number) if described.result is None else self._results[described.result]
+        return self._computed.bases.get(number) if described.result is None else self.results[described.result]
 
     def _of_base(self, alias: OutputAlias) -> torch.Tensor:
         assert alias.base is not None
         described = self._metadata.bases[alias.base]
-        layout, base_layout = (self._symbols.layout(one.layout) for one in (alias, described))
+        layout, base_layout = map(self._layout, (alias.layout, described.layout))
         if not (layout.static and base_layout.static):
             return self._result(alias)
         if alias.base not in self._based:
@@ -237,7 +281,7 @@ class _Ending:
         tensor, base = self._inputs[alias.input], self._metadata.layouts_after[alias.input]
         if alias.kind is AliasKind.VIEW_OF_OLD_STORAGE:
             tensor, base = self._originals[alias.input], self._metadata.layouts_before[alias.input]
-        layout, base = self._symbols.layout(alias.layout), self._symbols.layout(base)
+        layout, base = self._layout(alias.layout), self._layout(base)
         if not (layout.static and base.static):
             return self._result(alias)
         if alias.kind is AliasKind.VIEW_OF_NEW_STORAGE:
@@ -249,21 +293,21 @@ class _Ending:
     def _shared(self, group: int | None) -> dict[int, torch.Tensor]:
         """Outputs that share a storage, by number: copied to their places in one."""
         members = [(number, alias) for number, alias in enumerate(self._metadata.outputs) if alias.group == group]
-        layouts = [self._symbols.layout(alias.layout) for _, alias in members]
+        layouts = [self._layout(alias.layout) for _, alias in members]
         values = [self._result(alias) for _, alias in members]
         if not all(layout.static for layout in layouts):
-            return {number: value for (number, _), value in zip(members, values, strict=True)}
+            return {n: self._as_in_mode(alias, value) for (n, alias), value in zip(members, values, strict=True)}
         capacity = self._symbols.number(members[0][1].capacity)
         room = capacity if type(capacity) is int else max(layout.span[1] for layout in layouts)
         whole = torch.empty(room, dtype=torch.uint8, device=values[0].device).untyped_storage()
-        found = {}
+        shared = {}
         for (number, alias), layout, value in zip(members, layouts, values, strict=True):
             made = tensor_at(whole, layout)
             with torch.no_grad():
                 copy_into(with_lazy_bits(made, layout), value)
-            known = replace(alias, own_gradient=alias.requires_grad and value.requires_grad)
-            found[number] = self._with_gradient(known, with_lazy_bits(made, layout))
-        return found
+            attached = replace(alias, own_gradient=alias.requires_grad and value.requires_grad)
+            shared[number] = self._finished(attached, with_lazy_bits(made, layout))
+        return shared
 
 
 def _view_at(tensor: torch.Tensor, alias: OutputAlias, base: Layout, layout: Layout) -> torch.Tensor:

@@ -1,0 +1,43 @@
+"""Decisions by numbers among a program's inputs alone: checked before the graph computes anything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from functionalize.python_state.slots import NumberSlot
+from functionalize.reachability import nodes_behind
+from functionalize.runtime.decisions import compare
+from functionalize.runtime.metadata import ProgramMetadata
+from functionalize.runtime.random_state import source_of
+
+
+def precheck_of(
+    graph: Graph, root: torch.nn.Module, metadata: ProgramMetadata
+) -> Callable[[Sequence[Any]], None] | None:
+    """What checks a graph's decisions by its inputs that are numbers; None where it branches on other data, too."""
+    results: Any = graph.output_node().args[0]
+    decisions = metadata.graph.decisions
+    wanted = [results[decision.output] for decision in decisions]
+    needed = nodes_behind(wanted)
+    placeholders = dict(zip(graph.find_nodes(op="placeholder"), metadata.taken, strict=True))
+    known = {node: number for node, number in placeholders.items() if node in needed}
+    numbers = all(isinstance(metadata.inputs[number].slot, NumberSlot) for number in known.values())
+    if not numbers or any(node.op == "get_attr" or source_of(node, root) is not None for node in needed):
+        return None
+    part, copies = Graph(), dict[Node, Node]()
+    for node in graph.nodes:
+        if node in needed:
+            copies[node] = part.node_copy(node, copies.__getitem__)
+    part.output(tuple(copies[node] if isinstance(node, Node) else node for node in wanted))
+    function: Any = GraphModule(root, part).forward
+
+    def precheck(inputs: Sequence[Any]) -> None:
+        answers = function(*[inputs[number] for number in known.values()])
+        for number, answer in enumerate(answers):
+            compare(answer, decisions, number)
+
+    return precheck
