@@ -260,8 +260,8 @@ class _Backend:
         known = {entry.name: fakes[entry.argument] for entry in metadata.inputs if entry.argument is not None}
         handed = partial(self.handed, mode, known)
 
-        def compiled(compute: Compute, reason: Exception | None = None) -> _Compiled:
-            return _Compiled(metadata, modes_left, composed(metadata, compute, reason), finishing(metadata))
+        def compiled(compute: Compute) -> _Compiled:
+            return _Compiled(metadata, modes_left, composed(metadata, compute), finishing(metadata))
 
         if isinstance(joint, JointGraph):
             halves = partition(joint, self.partition_fn, handed)
@@ -276,7 +276,7 @@ class _Backend:
         graph.eliminate_dead_code(Node.is_impure)  # without that, Dynamo takes random numbers for dead
         function = handed(GraphModule(found.root, graph))
         reason = joint if isinstance(joint, Exception) else None  # said to those who ask for gradients
-        return compiled(GraphComputation(metadata, function, positions, reason), reason)
+        return compiled(GraphComputation(metadata, function, positions, reason))
 
     def recorded(
         self, mode: FakeTensorMode, fakes: Sequence[Any], as_views: bool = False, order: int = 1

@@ -86,9 +86,9 @@ class ForwardCall:
 
     def run(self, inputs: Sequence[Any]) -> list[Any]:
         """The forward's results, and after them what else is to be saved."""
-        apart = [value.detach() if isinstance(value, torch.Tensor) else value for value in inputs]
+        detached = [value.detach() if isinstance(value, torch.Tensor) else value for value in inputs]
         with torch.enable_grad(), BelowVersions():  # kernels ask whether to keep what a backward needs
-            results = list(called(self.forward, apart))
+            results = list(called(self.forward, detached))
         for position in self.doubles:
             if isinstance(results[position], torch.Tensor):
                 results[position] = results[position].detach()
@@ -96,7 +96,8 @@ class ForwardCall:
         with BelowVersions():  # to autograd they are no views, which nobody may write where a function made them
             for position, layout in enumerate(self.joint.layouts):  # graphs without views, and compilers, choose others
                 if layout is not None:
-                    results[position] = with_layout(results[position], symbols.layout(layout))
+                    now = layout if layout.static else symbols.layout(layout)
+                    results[position] = with_layout(results[position], now)
         for position, source in self.views:  # the graph, below what counts writes, gave them counters of their own
             of = inputs[source] if source < len(inputs) else results[source - len(inputs)]
             results[position] = counted_with(results[position], of)

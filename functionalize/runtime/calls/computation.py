@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from functionalize._torch.dispatch import BelowVersions
+from functionalize.errors import UnsupportedMutationError
 from functionalize.runtime.autograd.function import Undifferentiable, differentiable_call
 from functionalize.runtime.autograd.joint import Orders, called
 from functionalize.runtime.metadata import AliasKind, BaseResult, OutputAlias, ProgramMetadata
@@ -74,8 +75,14 @@ class GraphComputation:
     reason: Exception | None = None
 
     def __call__(self, inputs: Sequence[Any]) -> Computed:
-        """What the graph gives."""
+        """What the graph gives.
+
+        Raises:
+            UnsupportedMutationError: the reason, where autograd must know of the writes to inputs.
+        """
         metadata, reason = self.metadata, self.reason
+        if isinstance(reason, UnsupportedMutationError) and any(m.differentiable for m in metadata.mutations):
+            raise reason
         taken = [inputs[number] for number in metadata.taken]
         workspaces = torch.enable_grad() if metadata.graph.keeps_workspaces else contextlib.nullcontext()
         hidden = torch.no_grad() if reason is not None else contextlib.nullcontext()

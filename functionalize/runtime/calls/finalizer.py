@@ -241,7 +241,8 @@ class CallFinalizer:
         else:
             layout = self._layout(alias.layout)
             made = self._laid_out(with_own_bits(self._result(alias), layout), layout)
-        return self._finished(alias, made)
+        finished = alias.leaf is None and not (alias.own_gradient or alias.inference)
+        return made if finished and not torch.is_inference_mode_enabled() else self._finished(alias, made)
 
     def _layout(self, layout: Layout) -> Layout:
         """A layout in this call."""

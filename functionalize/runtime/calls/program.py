@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-import threading
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,33 +18,25 @@ from typing import Any
 
 import torch
 from torch.export.graph_signature import ExportGraphSignature, OutputKind
-from torch.fx import GraphModule
+from torch.fx import Graph, GraphModule
 
 from functionalize._torch import in_forward_ad, in_functorch_transform
 from functionalize.aliasing.geometry import Layout
 from functionalize.aliasing.history import AliasHistory
-from functionalize.call_stack import raised_by_program
-from functionalize.errors import (
-    DataDependentError,
-    GradientMismatchError,
-    InputMismatchError,
-    NotCapturedWarning,
-    NumberMismatchError,
-    StateMismatchError,
-    in_words,
-)
+from functionalize.errors import NotCapturedWarning, in_words
 from functionalize.runtime.arguments import CallArguments
 from functionalize.runtime.autograd.joint import JointGraph
 from functionalize.runtime.autograd.partition import PartitionFn
-from functionalize.runtime.calls.specialization import Capture, Recapture, Specialization
-from functionalize.runtime.calls.variants import Variant, agreeing, too_many, undecided
+from functionalize.runtime.calls.selection import Specializations
+from functionalize.runtime.calls.specialization import Capture, Recapture, Recorded, Specialization
+from functionalize.runtime.calls.variants import Variant
 from functionalize.runtime.capturing import CAPTURES, CAPTURING
-from functionalize.runtime.decisions import Answers, Decision, Diverged, agree
+from functionalize.runtime.decisions import Answers, Decision, Diverged
 from functionalize.runtime.exports import Exports
 from functionalize.runtime.graphs.graph_forms import with_copies
 from functionalize.runtime.guards.guard import Guard
 from functionalize.runtime.guards.sizes import Size
-from functionalize.runtime.metadata import GraphInput
+from functionalize.runtime.metadata import GraphInput, ProgramMetadata
 
 _IN_TRANSFORM = (
     "a captured program is called inside torch.func.grad, vmap, jvp, dual_level or a similar transform\n"
@@ -125,18 +116,25 @@ class CapturedProgram(Exports):
 
         ``original``: what was captured; ``is_exporting``: whether it was told that torch exports it.
         """
-        self.is_exporting = is_exporting
-        self.remove = remove
-        self._recapture, self._on_guard_failure = recapture, on_guard_failure
-        self._partition_fn, self._cache_size, self.original = partition_fn, cache_size, original
-        self._set_first(Specialization(capture, partition_fn, recapture))
-        self._specializations = [self._first]  # the one that was called last comes first
-        self._convention, self._lock = capture.convention, threading.Lock()
+        self.is_exporting, self.remove, self.original = is_exporting, remove, original
+        self._specializations = Specializations(
+            capture, recapture, partition_fn, on_guard_failure=on_guard_failure, cache_size=cache_size
+        )
+        self._convention = capture.convention
         self._others: dict[Any, CapturedProgram] = {}  # by how many arguments they have, and by what names
 
-    def _set_first(self, first: Specialization) -> None:
-        self._first, self._recorded, self._metadata = first, first.recorded, first.metadata
-        self.graph = first.recorded.graph
+    @property
+    def graph(self) -> Graph:
+        """The graph: of state and inputs, in the order of the signature."""
+        return self._recorded.graph
+
+    @property
+    def _recorded(self) -> Recorded:
+        return self.specialization.recorded
+
+    @property
+    def _metadata(self) -> ProgramMetadata:
+        return self.specialization.metadata
 
     @property
     def signature(self) -> ExportGraphSignature:
@@ -160,12 +158,12 @@ class CapturedProgram(Exports):
     @property
     def graph_module(self) -> GraphModule:
         """The graph, as a module: of state and inputs, in the order of the signature."""
-        return self._first.graph_module
+        return self.specialization.graph_module
 
     @property
     def specialization(self) -> Specialization:
         """All that the capture for the example inputs gave: what a backend makes its program of."""
-        return self._first
+        return self._specializations.first
 
     @property
     def guards(self) -> list[Guard]:
@@ -178,7 +176,7 @@ class CapturedProgram(Exports):
             >>> [str(guard) for guard in program.guards if guard.property in ("size", "grad mode")]
             ['the call: grad mode True', 'the input `x`: size (3,)']
         """
-        return list(self._first.guards.listed())
+        return list(self.specialization.guards.listed())
 
     @property
     def sizes(self) -> list[Size]:
@@ -191,7 +189,7 @@ class CapturedProgram(Exports):
             >>> print(*program.sizes)
             batch: 2 or more (dimension 0 of `x`)
         """
-        return [] if self._first.guards.sizes is None else self._first.guards.sizes.described()
+        return [] if self.specialization.guards.sizes is None else self.specialization.guards.sizes.described()
 
     @property
     def variants(self) -> list[Variant]:
@@ -208,7 +206,7 @@ class CapturedProgram(Exports):
             >>> [[decision.answer for decision in variant.decisions] for variant in program.variants]
             [[False], [True]]
         """
-        return [Variant(known) for known in sorted(self._specializations, key=attrgetter("number"))]
+        return [Variant(kept) for kept in sorted(self._specializations.kept, key=attrgetter("number"))]
 
     @property
     def inputs(self) -> list[GraphInput]:
@@ -232,72 +230,69 @@ class CapturedProgram(Exports):
             InputMismatchError: the inputs, or the modes of torch, are not such as the program was captured for.
             RuntimeError: inside of ``torch.func.grad``, ``vmap`` or ``jvp``, which would not see through the call.
         """
-        returned = self._specializations[0].fast_call(args, kwargs)
+        returned = self._specializations.kept[0].fast_call(args, kwargs)
         if returned is not None:
             return returned
         if CAPTURES.running:  # it is a part of what is captured
             return self.original(*args, **kwargs)
         if in_functorch_transform() is not None or in_forward_ad():
             raise RuntimeError(_IN_TRANSFORM)
-        if self._on_guard_failure == "recapture" and not self._convention.takes(args, kwargs):
+        specializations = self._specializations
+        if specializations.on_guard_failure == "recapture" and not self._convention.takes(args, kwargs):
             return self._called_so(args, kwargs)(*args, **kwargs)
         arguments = self._convention.arguments(args, kwargs)
-        found = self._known(arguments)
-        if found is None:
+        chosen = specializations.passed(arguments)
+        if chosen is None:
             try:
                 with CAPTURING:
-                    found = self._chosen(arguments)
+                    chosen = specializations.choose(arguments)
             except Exception as error:
                 if in_words(error):
                     raise
                 reason = error  # an operator's, for these inputs: eager may say it in other words
-        if found is None:
+        if chosen is None:
             return self._as_it_is(arguments, reason)
-        chosen, inputs = found
         try:
-            return chosen.run(inputs, arguments)
+            return chosen.specialization.run(chosen.inputs, arguments)
         except Diverged as error:
             answers = error.answers
-        return self._run_another(chosen, answers, arguments)
+        return self._run_another(chosen.specialization, answers, arguments)
 
     def _called_so(self, args: Sequence[Any], kwargs: dict[str, Any]) -> CapturedProgram:
         """The program as it was captured for so many arguments, by these names."""
         key = len(args), *sorted(kwargs), self._convention.collected(kwargs)
+        kept = self._specializations
         with CAPTURING:
-            found = self._others.pop(key, None)
-            if found is None:
-                how: dict[str, Any] = {"on_guard_failure": self._on_guard_failure, "cache_size": self._cache_size}
-                how |= {"partition_fn": self._partition_fn, "original": self.original, "remove": self.remove}
-                found = CapturedProgram(self._recapture(args, kwargs), recapture=self._recapture, **how)
-            self._others = dict([*self._others.items(), (key, found)][-self._cache_size :])
-        return found
+            other = self._others.pop(key, None)
+            if other is None:
+                how = {"on_guard_failure": kept.on_guard_failure, "cache_size": kept.cache_size}
+                other = self._made_of(kept.recapture(args, kwargs), **how)
+            self._others = dict([*self._others.items(), (key, other)][-kept.cache_size :])
+        return other
+
+    def _made_of(self, capture: Capture, **how: Any) -> CapturedProgram:
+        """A program of another capture."""
+        specializations = self._specializations
+        own = {"remove": self.remove, "recapture": specializations.recapture, "original": self.original}
+        return CapturedProgram(capture, **{**own, "partition_fn": specializations.partition_fn, **how})
 
     def __repr__(self) -> str:
         arguments = [entry.name for entry in self.inputs if entry.argument is not None]
         count = sum(entry.argument is None for entry in self.inputs)
+        operators = sum(node.op == "call_function" for node in self.graph.nodes)
         rows = {
             "inputs": ", ".join(arguments),
             "state": f"{count} tensor{'s' if count != 1 else ''}" if count else "",
             "writes": ", ".join(dict.fromkeys(target for _, target, _ in self._recorded.written)),
             "sizes": ", ".join(map(str, self.sizes)),
-            "graph": f"{sum(one.op == 'call_function' for one in self.graph.nodes)} operators, remove={self.remove!r}",
-            "variants": str(len(self._specializations)),
+            "graph": f"{operators} operators, remove={self.remove!r}",
+            "variants": str(len(self._specializations.kept)),
         }
         name = getattr(self.original, "__qualname__", type(self.original).__name__)
         return "\n".join([f"CapturedProgram({name})", *(f"  {row:<9} {text}" for row, text in rows.items() if text)])
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(_BOUND)
-
-    def _known(self, arguments: CallArguments) -> tuple[Specialization, list[Any]] | None:
-        """The program that was captured for such a call, and its inputs, where that is told fast."""
-        for index, known in enumerate(self._specializations):
-            inputs = known.passed(arguments)
-            if inputs is not None:
-                if index:
-                    self._use(known)
-                return known, inputs
-        return None
 
     def _as_it_is(self, arguments: CallArguments, reason: Exception) -> Any:
         """What the original does, which could not be captured for a call: it mostly raises, and in eager's words."""
@@ -314,44 +309,31 @@ class CapturedProgram(Exports):
 
     def _run_another(self, chosen: Specialization, answers: Answers, arguments: CallArguments) -> Any:
         """The result of a call that takes another branch than the captured programs."""
-        tried, known_answers = [chosen], {chosen.kind: answers}  # those of one kind say nothing of another one's
+        tried, answers_by_kind = [chosen], {chosen.kind: answers}  # those of one kind say nothing of another one's
+        specializations, kind = self._specializations, chosen.kind
         while True:
             with CAPTURING:
-                others = [known for known in self._specializations if known not in tried]
-                found = agreeing(others, known_answers, arguments)
-                floats = found is None and self._are_too_many_floats(chosen.kind, known_answers[chosen.kind])
-                try:
-                    if found is None and not floats:
-                        found = self._new_variant(chosen.kind, known_answers[chosen.kind], arguments)
-                    elif found is not None and found[0].awaits_gradients:
-                        tried.append(found[0])
-                        found = self._with_gradients(found[0], arguments)
-                except Exception as error:
-                    if not raised_by_program(error):
-                        raise
-                    found = None
-                if found is not None:
-                    self._use(found[0])  # before another thread looks for it
-            if floats:
-                return self._as_written(arguments)
-            if found is None:  # this way leads to an error of the program's, and perhaps writes before it
+                agreeing = specializations.agreeing(tried, answers_by_kind, arguments)
+                if agreeing is not None:
+                    tried.append(agreeing.specialization)
+                elif specializations.are_too_many_floats(kind, answers_by_kind[kind]):
+                    break
+                another = specializations.another(agreeing, kind, answers_by_kind[kind], arguments)
+            if another is None:  # this way leads to an error of the program's, and perhaps writes before it
                 return self.original(*arguments.args, **arguments.kwargs)
-            chosen, inputs = found
+            chosen, kind = another.specialization, another.specialization.kind
             try:
-                return chosen.run(inputs, arguments)
+                return chosen.run(another.inputs, arguments)
             except Diverged as error:
-                known_answers[chosen.kind] = error.answers
+                answers_by_kind[kind] = error.answers
             tried.append(chosen)
-
-    def _are_too_many_floats(self, kind: object, answers: Answers) -> bool:
-        """Whether there are as many variants as are kept, and what asks for one more is a float: one for each value."""
-        return type(answers[-1]) is float and sum(one.kind is kind for one in self._specializations) >= self._cache_size
+        return self._as_written(arguments)
 
     def _as_written(self, arguments: CallArguments) -> Any:
         """The original's result: the program passes data-dependent floats to code that takes only Python numbers."""
         warnings.warn(
             "the program passes data-dependent floats to code that takes only Python numbers, in more than "
-            f"{self._cache_size} calls\n"
+            f"{self._specializations.cache_size} calls\n"
             "    why  each float needs a separate variant, so the original runs for this call and for later ones "
             "like it\n"
             "    try  return the tensor; or only print the float, or append it (or its text) to a list",
@@ -360,116 +342,10 @@ class CapturedProgram(Exports):
         )
         return self.original(*arguments.args, **arguments.kwargs)
 
-    def _new_variant(
-        self, kind: object, answers: Answers, arguments: CallArguments
-    ) -> tuple[Specialization, list[Any]]:
-        variants = [known for known in self._specializations if known.kind is kind]
-        if len(variants) >= self._cache_size:
-            raise too_many(variants, answers, self._cache_size)
-        made = self._captured(arguments)
-        inputs = made.checked(arguments)
-        if not isinstance(inputs, list):  # what was captured just now
-            raise inputs
-        if not (variants and variants[0].takes_as(made)):  # numbers have changed, which are inputs now
-            return made, inputs
-        if not agree(answers, made.answers):
-            raise undecided(answers, made)
-        made.kind = kind
-        return made, inputs
-
-    def _chosen(self, arguments: CallArguments) -> tuple[Specialization, list[Any]]:
-        """The program for a call, captured if there is none yet, and its inputs."""
-        refusals: dict[Specialization, InputMismatchError] = {}
-        for known in sorted(dict.fromkeys([self._first, *self._specializations]), key=attrgetter("awaits_gradients")):
-            inputs = known.checked(arguments)
-            if isinstance(inputs, list):
-                if known.awaits_gradients and not arguments.are_examples:
-                    known, inputs = self._with_gradients(known, arguments)
-                self._use(known)
-                return known, inputs
-            refusals[known] = inputs
-        refused = [refusals.pop(self._first), *refusals.values()]
-        kinds = {type(error) for error in refused}
-        changes = set[int]().union(*(known.guards.changes for known in self._specializations))
-        own = any(id(error.container) in changes for error in refused)  # the program itself left it so
-        follows = own or GradientMismatchError in kinds or self._on_guard_failure == "recapture"
-        if not (follows or kinds & {StateMismatchError, NumberMismatchError}):
-            raise refused[0]
-        made = self._captured(arguments, order=0 if arguments.are_examples else 1)
-        numbers = [error for error in refused if isinstance(error, NumberMismatchError)]
-        taken = any(not made.guards.settings.compares(error.container, error.key) for error in numbers)  # as an input
-        if not (follows or taken or self._stays(made, arguments)):
-            raise refused[0]
-        inputs = made.checked(arguments)
-        if not isinstance(inputs, list):  # what was captured just now
-            raise inputs
-        self._use(made)
-        return made, inputs
-
-    def _stays(self, made: Specialization, arguments: CallArguments) -> bool:
-        """Whether a program that was captured with other Python state is as one that is known."""
-        known = self._specializations[0]
-        if known.awaits_gradients and not made.awaits_gradients:  # of it, only the forward can be compared
-            made = self._captured(arguments, order=0)
-        if any(made.is_like(known) for known in self._specializations):
-            return True
-        if not known.decisions or known.answers == made.answers:
-            return False
-        try:  # this one takes other branches: what matters is what it does on the way of that one
-            order = 0 if known.awaits_gradients else 1
-            return self._captured(arguments, known.answers, order=order).is_like(known)
-        except DataDependentError:  # which it does not have
-            return False
-
-    def _captured(self, arguments: CallArguments, answers: Answers | None = None, *, order: int = 1) -> Specialization:
-        """The program for such arguments; ``order``: with its backward, or with 0 the forward alone."""
-        capture = self._recapture(arguments.args, arguments.kwargs, order=order, answers=answers)
-        return Specialization(capture, self._partition_fn, self._recapture)
-
-    def _with_gradients(self, forward: Specialization, arguments: CallArguments) -> tuple[Specialization, list[Any]]:
-        """What takes the place of a program without a backward, for a call that its guards let pass; and its inputs.
-
-        The program runs on fakes once more, before the call changes anything. If the data of this call take another
-        branch, it is a further variant, as long as there is room for one.
-        """
-        made = self._captured(arguments)
-        variants = [known for known in self._specializations if known.kind is forward.kind and known is not forward]
-        for known in variants:
-            inputs = known.checked(arguments) if made.answers == known.answers and known.takes_as(made) else None
-            if isinstance(inputs, list):
-                return known, inputs
-        inputs = made.checked(arguments)
-        if not isinstance(inputs, list):  # what was captured just now
-            raise inputs
-        if forward.takes_as(made):
-            made.kind = forward.kind
-        if agree(forward.answers, made.answers) or len(variants) + 1 >= self._cache_size:
-            self._replace(forward, made)
-        else:
-            self._use(made)
-        return made, inputs
-
-    def _replace(self, forward: Specialization, made: Specialization) -> None:
-        """Have a program with its backward take the place of one without, unless this one serves more sizes."""
-        with self._lock:
-            if forward in self._specializations:
-                made.number = forward.number  # its place among the variants
-            others = [known for known in self._specializations if known is not forward]
-            self._specializations = [made, *others]
-        if self._first is forward and made.takes_sizes_of(forward):
-            self._set_first(made)
-
-    def _use(self, chosen: Specialization) -> None:
-        """Have a program come first, and forget those that were not called for long."""
-        with self._lock:
-            found = [chosen, *(known for known in self._specializations if known is not chosen)]
-            kinds = list(dict.fromkeys(known.kind for known in found))[: self._cache_size]
-            self._specializations = [known for known in found if known.kind in kinds]
-
     @property
     def current(self) -> Specialization:
         """What ran the last call; before the first, what was captured first."""
-        return self._specializations[0]
+        return self._specializations.kept[0]
 
     def as_called_now(self, args: Sequence[Any], kwargs: dict[str, Any]) -> CapturedProgram:
         """The program that a call would run now, by itself: this one where it is the first; for example arguments.
@@ -485,24 +361,21 @@ class CapturedProgram(Exports):
         with CAPTURING:
             chosen = self.current
             if not isinstance(chosen.checked(arguments), list):
-                chosen = self._chosen(arguments)[0]
-        if chosen is self._first:
-            return self
-        how: dict[str, Any] = {"remove": self.remove, "recapture": self._recapture, "original": self.original}
-        return CapturedProgram(chosen.capture, partition_fn=self._partition_fn, **how)
+                chosen = self._specializations.choose(arguments).specialization
+        return self if chosen is self.specialization else self._made_of(chosen.capture)
 
     def captured_like(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Specialization:
         """The program as it is for other arguments, or with the state that there is now; it is not kept.
 
         Without its backward, as all that is captured to be exported.
         """
-        return self._captured(self._convention.arguments(args, kwargs), order=0)
+        return self._specializations.captured(self._convention.arguments(args, kwargs), order=0)
 
     def captured_again(self, args: Any, kwargs: Any, answers: Answers | None = None, **how: Any) -> CapturedProgram:
         """The program, or another ``function``, captured for such arguments; ``answers``: its way."""
-        recapture, original = functools.partial(self._recapture, **how), how.get("function", self.original)
+        recapture = functools.partial(self._specializations.recapture, **how)
         capture = recapture(args, kwargs, order=0, answers=answers)
-        return CapturedProgram(capture, remove=self.remove, recapture=recapture, original=original)
+        return self._made_of(capture, recapture=recapture, original=how.get("function", self.original))
 
     def with_decisions(self, decisions: Sequence[Decision]) -> CapturedProgram:
         """This program by itself, with other words for its decisions: those of what it was made of."""
@@ -510,7 +383,7 @@ class CapturedProgram(Exports):
         graph = dataclasses.replace(recorded.metadata.graph, decisions=tuple(decisions))
         metadata = dataclasses.replace(recorded.metadata, graph=graph)
         capture = dataclasses.replace(self.current.capture, recorded=dataclasses.replace(recorded, metadata=metadata))
-        return CapturedProgram(capture, remove=self.remove, recapture=self._recapture, original=self.original)
+        return self._made_of(capture)
 
     def flat_inputs(self, /, *args: Any, **kwargs: Any) -> list[Any]:
         """What ``graph_module`` takes for a call: state and the leaves of the arguments, in the signature's order.
@@ -518,8 +391,8 @@ class CapturedProgram(Exports):
         Raises:
             InputMismatchError: the inputs are not such as the program was captured for.
         """
-        inputs = self._first.guards.check(self._convention.arguments(args, kwargs))
-        return self._first.inputs_of_graph(inputs)
+        inputs = self.specialization.guards.check(self._convention.arguments(args, kwargs))
+        return self.specialization.inputs_of_graph(inputs)
 
     def joint_graph(self, /, *args: Any, **kwargs: Any) -> GraphModule:
         """The forward and the backward in one graph, captured for a call with these arguments; nothing is computed.
@@ -541,7 +414,7 @@ class CapturedProgram(Exports):
             >>> [node.name for node in joint.graph.nodes]
             ['primals_0', 'tangents_0', 'sin', 'cos', 'mul', 'output']
         """
-        joint = self._captured(self._convention.arguments(args, kwargs)).recorded.joint
+        joint = self._specializations.captured(self._convention.arguments(args, kwargs)).recorded.joint
         if isinstance(joint, JointGraph):
             return joint.module
         raise joint if isinstance(joint, Exception) else RuntimeError(_NO_GRADIENTS)

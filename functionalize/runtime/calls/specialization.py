@@ -10,6 +10,7 @@ import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from operator import itemgetter
 from typing import Any
 
@@ -252,24 +253,26 @@ class Specialization:
         return self._compute
 
     def _stages(self, inputs: Sequence[Any], arguments: CallArguments) -> Compute:
-        metadata, capture, decisions, joint = self.metadata, self.capture, self.decisions, self._joint
+        metadata, joint = self.metadata, self._joint
         compute: Compute
         if isinstance(joint, JointGraph):
             sizes_of = None if self.guards.sizes is None else self.guards.sizes.of
             orders = Orders(self._partitioned(joint), self._next_order(inputs, arguments), sizes_of)
-            compute = composed(metadata, DifferentiableComputation(metadata, orders, self.recorded.refused))
+            compute = DifferentiableComputation(metadata, orders, self.recorded.refused)
         elif joint is not None:
-            compute = composed(metadata, GraphComputation(metadata, self._pure, reason=joint), joint)
+            compute = GraphComputation(metadata, self._pure, reason=joint)
         else:
-            compute = composed(metadata, GraphComputation(metadata, self._function))
-        if decisions and self._precheck is None:
-            compute = comparing_decisions(metadata, self._function, compute)
-        if capture.catches and not metadata.graph.acts:
-            compute = catching(metadata, self._draws, compute)
+            compute = GraphComputation(metadata, self._function)
+        compute = composed(metadata, compute)
+        if self.decisions and self._precheck is None:
+            compute = partial(comparing_decisions, metadata, self._function, compute)
+        if self.capture.catches and not metadata.graph.acts:
+            compute = partial(catching, metadata, self._draws, compute)
         if self._precheck is not None:
-            compute = after_precheck(self._precheck, compute)
-        adds = any(number not in metadata.unused for number in self.guards.sources.gradients)
-        return adding_gradients(self.guards.missing_gradients, metadata, compute) if adds else compute
+            compute = partial(after_precheck, self._precheck, compute)
+        if any(number not in metadata.unused for number in self.guards.sources.gradients):
+            compute = partial(adding_gradients, self.guards.missing_gradients, metadata, compute)
+        return compute
 
     def _with_views(self, arguments: CallArguments) -> tuple[Specialization, list[Any]]:
         """The program as it is where inputs that overlap are views of one tensor, and its inputs for a call.
@@ -285,7 +288,7 @@ class Specialization:
                 inputs = known.checked(arguments)
                 if isinstance(inputs, list):
                     return known, inputs
-            recapture = functools.partial(self._recapture, as_views=True)
+            recapture = partial(self._recapture, as_views=True)
             capture = recapture(arguments.args, arguments.kwargs, answers=self.answers)
             made = Specialization(capture, self._partition_fn, recapture)
             inputs = made.checked(arguments)
@@ -396,7 +399,7 @@ class Specialization:
             return itemgetter(0)
         if spec.type in (tuple, list) and all(child.is_leaf() for child in spec.children()):
             return tuple if spec.type is tuple else list
-        return functools.partial(pytree.tree_unflatten, treespec=spec)
+        return partial(pytree.tree_unflatten, treespec=spec)
 
     def inputs_of_graph(self, inputs: list[Any]) -> list[Any]:
         """What the graph takes, of the inputs of a call."""

@@ -1,8 +1,8 @@
 """The stages of a call up to its results: each wraps a computation, and a program has those that it needs.
 
-A stage takes a ``Compute`` and gives one. :func:`composed` puts the stages around the computation of a program's graph
-that captured programs and compiled Dynamo graphs have; :class:`functionalize.runtime.calls.specialization.
-Specialization` puts those around that which only captured programs have.
+A stage is a function of what it needs, of the computation within, and last of the program's inputs; bound to all but
+the inputs, it is a computation again. :func:`composed` binds those that captured programs and compiled Dynamo graphs
+have; a ``Specialization`` binds those that captured programs alone have.
 
 Invariant: a call that a stage refuses has changed nothing, and has drawn no random numbers.
 """
@@ -10,6 +10,7 @@ Invariant: a call that a stage refuses has changed nothing, and has drawn no ran
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,66 +29,44 @@ class RunAsWritten(Exception):
     """An operator raised, and the program has handlers: a call does what it does; not seen by callers."""
 
 
-def composed(metadata: ProgramMetadata, compute: Compute, reason: Exception | None = None) -> Compute:
-    """A computation within the stages for sizes and for inputs that the program has require gradients.
-
-    ``reason``: why the program has no backward; where autograd must know of writes to inputs, a call raises it.
-    """
-    if isinstance(reason, UnsupportedMutationError) and any(m.differentiable for m in metadata.mutations):
-        return refusing(reason)
+def composed(metadata: ProgramMetadata, compute: Compute) -> Compute:
+    """A computation within the stages for sizes and for inputs that the program has require gradients."""
     if metadata.symbols.asserted:
-        compute = assuming_sizes(metadata, compute)
-    return requiring_gradients(metadata, compute) if any(requires for _, requires in metadata.requiring) else compute
-
-
-def refusing(reason: Exception) -> Compute:
-    """Raises the reason."""
-
-    def stage(inputs: list[Any]) -> Computed:
-        raise reason
-
-    return stage
-
-
-def requiring_gradients(metadata: ProgramMetadata, compute: Compute) -> Compute:
-    """Have inputs require gradients, as the program does; the inputs of a call that is refused do not."""
+        compute = partial(assuming_sizes, metadata, compute)
     numbers = [number for number, requires in metadata.requiring if requires]
+    return partial(requiring_gradients, numbers, compute) if numbers else compute
 
-    def stage(inputs: list[Any]) -> Computed:
-        changed = [tensor for tensor in map(inputs.__getitem__, numbers) if not tensor.requires_grad]
+
+def requiring_gradients(numbers: Sequence[int], compute: Compute, inputs: list[Any]) -> Computed:
+    """Have some inputs require gradients, as the program does; those of a call that is refused do not."""
+    changed = [tensor for tensor in map(inputs.__getitem__, numbers) if not tensor.requires_grad]
+    for tensor in changed:
+        tensor.requires_grad_()
+    try:
+        return compute(inputs)
+    except BaseException:
         for tensor in changed:
-            tensor.requires_grad_()
-        try:
-            return compute(inputs)
-        except BaseException:
-            for tensor in changed:
-                tensor.requires_grad_(False)
-            raise
-
-    return stage
+            tensor.requires_grad_(False)
+        raise
 
 
-def assuming_sizes(metadata: ProgramMetadata, compute: Compute) -> Compute:
+def assuming_sizes(metadata: ProgramMetadata, compute: Compute, inputs: list[Any]) -> Computed:
     """Check the conditions on data-dependent sizes that the trace assumed; an operator that fails may do so for them.
 
     Raises:
         DataDependentError: the sizes of a call do not satisfy the conditions.
     """
-
-    def stage(inputs: list[Any]) -> Computed:
-        try:
-            computed = compute(inputs)
-        except Diverged:
-            raise
-        except (RuntimeError, IndexError) as error:
-            raise _unsupported_sizes("an operator of the graph rejects data-dependent sizes") from error
-        bindings = metadata.symbols.bind(inputs, computed.results)
-        for condition in metadata.symbols.asserted:
-            if not bindings.holds(condition):
-                raise _unsupported_sizes(f"data-dependent sizes ({bindings}) do not satisfy {condition}")
-        return computed
-
-    return stage
+    try:
+        computed = compute(inputs)
+    except (Diverged, UnsupportedMutationError):
+        raise
+    except (RuntimeError, IndexError) as error:
+        raise _unsupported_sizes("an operator of the graph rejects data-dependent sizes") from error
+    bindings = metadata.symbols.bind(inputs, computed.results)
+    for condition in metadata.symbols.asserted:
+        if not bindings.holds(condition):
+            raise _unsupported_sizes(f"data-dependent sizes ({bindings}) do not satisfy {condition}")
+    return computed
 
 
 def _unsupported_sizes(what: str) -> DataDependentError:
@@ -99,7 +78,9 @@ def _unsupported_sizes(what: str) -> DataDependentError:
     )
 
 
-def comparing_decisions(metadata: ProgramMetadata, function: Callable[..., Any], compute: Compute) -> Compute:
+def comparing_decisions(
+    metadata: ProgramMetadata, function: Callable[..., Any], compute: Compute, inputs: list[Any]
+) -> Computed:
     """Compare the decisions among the results with those of the capture.
 
     ``function``: the graph, which compares each decision as soon as it is computed.
@@ -107,26 +88,21 @@ def comparing_decisions(metadata: ProgramMetadata, function: Callable[..., Any],
     Raises:
         Diverged: a decision differs.
     """
-    decisions, draws = metadata.graph.decisions, metadata.graph.draws
-
-    def stage(inputs: list[Any]) -> Computed:
-        random = _random_state(draws, metadata, inputs)
-        try:
-            computed = compute(inputs)
-            check(decisions, computed.results)
-            return computed
-        except Diverged as error:
-            diverged = error
-        except Exception:  # perhaps of what the program does only on the captured branches
-            with random.again():
-                found = _divergence(function, [inputs[number] for number in metadata.taken])
-            if found is None:
-                raise
-            diverged = found
-        random.restore()
-        raise diverged
-
-    return stage
+    random = _random_state(metadata.graph.draws, metadata, inputs)
+    try:
+        computed = compute(inputs)
+        check(metadata.graph.decisions, computed.results)
+        return computed
+    except Diverged as error:
+        diverged = error
+    except Exception:  # perhaps of what the program does only on the captured branches
+        with random.again():
+            divergence = _divergence(function, [inputs[number] for number in metadata.taken])
+        if divergence is None:
+            raise
+        diverged = divergence
+    random.restore()
+    raise diverged
 
 
 def _divergence(function: Callable[..., Any], inputs: Sequence[Any]) -> Diverged | None:
@@ -141,17 +117,13 @@ def _divergence(function: Callable[..., Any], inputs: Sequence[Any]) -> Diverged
     return None
 
 
-def after_precheck(check: Callable[[Sequence[Any]], None], compute: Compute) -> Compute:
+def after_precheck(precheck: Callable[[Sequence[Any]], None], compute: Compute, inputs: list[Any]) -> Computed:
     """Check decisions by numbers among the inputs before anything is computed."""
-
-    def stage(inputs: list[Any]) -> Computed:
-        check(inputs)
-        return compute(inputs)
-
-    return stage
+    precheck(inputs)
+    return compute(inputs)
 
 
-def catching(metadata: ProgramMetadata, draws: Sequence[Any], compute: Compute) -> Compute:
+def catching(metadata: ProgramMetadata, draws: Sequence[Any], compute: Compute, inputs: list[Any]) -> Computed:
     """Where an operator raises, have the call run the program as written, which has handlers.
 
     Other errors pass: a program that is run again would hide what is wrong with a graph.
@@ -159,37 +131,32 @@ def catching(metadata: ProgramMetadata, draws: Sequence[Any], compute: Compute) 
     Raises:
         RunAsWritten: an operator raised; the generators are as they were.
     """
-
-    def stage(inputs: list[Any]) -> Computed:
-        random = _random_state(draws, metadata, inputs)
-        try:
-            return compute(inputs)
-        except Diverged:
+    random = _random_state(draws, metadata, inputs)
+    try:
+        return compute(inputs)
+    except Diverged:
+        raise
+    except Exception as error:
+        if in_words(error) and not isinstance(error, DataDependentError):
             raise
-        except Exception as error:
-            if in_words(error) and not isinstance(error, DataDependentError):
-                raise
-        random.restore()
-        raise RunAsWritten
-
-    return stage
+    random.restore()
+    raise RunAsWritten
 
 
 def adding_gradients(
-    missing: Callable[[Sequence[Any]], Mapping[int, torch.Tensor]], metadata: ProgramMetadata, compute: Compute
-) -> Compute:
+    missing: Callable[[Sequence[Any]], Mapping[int, torch.Tensor]],
+    metadata: ProgramMetadata,
+    compute: Compute,
+    inputs: list[Any],
+) -> Computed:
     """Give inputs without gradients zeros, which the program adds to; ``missing``: these, by input."""
-
-    def stage(inputs: list[Any]) -> Computed:
-        zeros = missing(inputs)
-        for number, gradient in zeros.items():
-            inputs[number] = gradient
-        computed = compute(inputs)
-        for number, gradient in zeros.items():  # nothing is refused from here on
-            inputs[metadata.inputs[number].gradient_of].grad = gradient  # type: ignore[index]
-        return computed
-
-    return stage
+    zeros = missing(inputs)
+    for number, gradient in zeros.items():
+        inputs[number] = gradient
+    computed = compute(inputs)
+    for number, gradient in zeros.items():  # nothing is refused from here on
+        inputs[metadata.inputs[number].gradient_of].grad = gradient  # type: ignore[index]
+    return computed
 
 
 def _random_state(draws: Sequence[Any], metadata: ProgramMetadata, inputs: Sequence[Any]) -> RandomState:

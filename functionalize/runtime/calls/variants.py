@@ -1,21 +1,12 @@
-"""The variants of a captured program: one for each way that the data of its calls decide.
-
-Invariant: a call is computed by a variant all of whose decisions come out as captured. Limits: a program that decides
-otherwise when it runs again on the same data is refused.
-"""
+"""The variants of a captured program, as its users see them: one for each way that the data of its calls decide."""
 
 from __future__ import annotations
-
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from torch.export.graph_signature import ExportGraphSignature
 from torch.fx import GraphModule
 
-from functionalize.errors import DataDependentError
-from functionalize.runtime.arguments import CallArguments
 from functionalize.runtime.calls.specialization import Specialization
-from functionalize.runtime.decisions import Answers, Decision, agree
+from functionalize.runtime.decisions import Decision
 from functionalize.runtime.graphs.graph_forms import asserting
 
 
@@ -68,47 +59,3 @@ class Variant:
 
     def __repr__(self) -> str:
         return f"Variant({'; '.join(map(str, self.decisions)) or 'no decisions'})"
-
-
-def agreeing(
-    programs: Iterable[Specialization], answers: Mapping[object, Answers], arguments: CallArguments
-) -> tuple[Specialization, list[Any]] | None:
-    """A program whose decisions begin with some answers, and its inputs for a call that its guards let pass.
-
-    ``answers``: those that are known, by kind of program.
-    """
-    for program in programs:
-        if agree(answers.get(program.kind, ()), program.answers):
-            inputs = program.checked(arguments)
-            if isinstance(inputs, list):
-                return program, inputs
-    return None
-
-
-def too_many(variants: Sequence[Specialization], answers: Answers, bound: int) -> DataDependentError:
-    """The error for one variant more than are kept. ``answers``: to the decisions that are known of the call."""
-    nearest = max(variants, key=lambda one: _common(answers, one.answers))
-    last = nearest.decisions[: len(answers)][-1]
-    return DataDependentError(
-        f"the calls of the program take more than {bound} different ways through branches on tensor values\n"
-        f"    at   {last.location}",
-        why=f"each way is a variant, which is captured and kept; here the value is {answers[-1]!r}, and no variant "
-        "so far has this value here and the same values before",
-        hint="pass a larger cache_size; use tensors instead of numbers if each number needs a variant; use "
-        "torch.where or torch.cond; program.variants lists the ways",
-    )
-
-
-def _common(answers: Answers, others: Answers) -> int:
-    return sum(agree(answers[:count], others) for count in range(1, len(answers) + 1))
-
-
-def undecided(answers: Answers, made: Specialization) -> DataDependentError:
-    """The error for a program that was captured for a call, whose data do not decide as the capture found."""
-    decision = made.decisions[: len(answers)][-1]
-    return DataDependentError(
-        f"the program takes another branch when it runs on the same data again\n    at   {decision.location}",
-        why=f"the value was {decision.answer!r} in the capture, and {answers[-1]!r} in the call: a kernel is not "
-        "deterministic, or the value depends on something besides the data",
-        hint="use torch.use_deterministic_algorithms(True), or branch on values that rounding does not change",
-    )

@@ -108,14 +108,14 @@ def captures_of_worlds(make: Callable[[], Any], inside: bool = True) -> int:
     mine, eager = make(), make()
     batches = [torch.randn(5, 3) for _ in range(CALLS)]
     program, made = capture(mine[0], (batches[0],), cache_size=CALLS), 1
-    recapture = program._recapture
+    recapture = program._specializations.recapture
 
     def counted(*args: Any, **kwargs: Any) -> Any:
         nonlocal made
         made += 1
         return recapture(*args, **kwargs)
 
-    program._recapture = counted
+    program._specializations.recapture = counted
     for batch in batches:
         torch.testing.assert_close(_state(mine), _state(eager), rtol=1e-6, atol=1e-6)
         got, wanted = program(batch), eager[0](batch)

@@ -72,13 +72,13 @@ class Recurrent(torch.nn.Module):
 
 def captures_of(program: CapturedProgram) -> list[int]:
     """A list that gets an entry for each further capture."""
-    again, made = program._recapture, list[int]()
+    again, made = program._specializations.recapture, list[int]()
 
     def counted(*args: Any, **kwargs: Any) -> Any:
         made.append(len(made))
         return again(*args, **kwargs)
 
-    program._recapture = counted
+    program._specializations.recapture = counted
     return made
 
 

@@ -1,0 +1,249 @@
+"""Which specialization of a program runs a call.
+
+Takes the arguments of a call and gives a :class:`Chosen`: a specialization that is kept and whose guards let the call
+pass, or one that is captured for it. Where the call takes other branches than that, :meth:`Specializations.another`
+gives the next one to try.
+
+Invariant: a call is computed by a specialization whose guards let it pass and all of whose decisions come out as
+captured. Limits: ``cache_size`` kinds of calls, and of each as many variants; a program that decides otherwise when it
+runs again on the same data is refused.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+from functionalize.call_stack import raised_by_program
+from functionalize.errors import (
+    DataDependentError,
+    GradientMismatchError,
+    InputMismatchError,
+    NumberMismatchError,
+    StateMismatchError,
+)
+from functionalize.runtime.arguments import CallArguments
+from functionalize.runtime.autograd.partition import PartitionFn
+from functionalize.runtime.calls.specialization import Capture, Recapture, Specialization
+from functionalize.runtime.decisions import Answers, agree
+
+
+@dataclass(frozen=True, eq=False)
+class Chosen:
+    """A specialization for a call, and its inputs."""
+
+    specialization: Specialization
+    inputs: list[Any]
+
+
+class Specializations:
+    """What was captured of one program: at first for the example inputs, then for calls that needed another one."""
+
+    def __init__(
+        self,
+        capture: Capture,
+        recapture: Recapture,
+        partition_fn: PartitionFn | None,
+        *,
+        on_guard_failure: str,
+        cache_size: int,
+    ) -> None:
+        self.recapture, self.partition_fn = recapture, partition_fn
+        self.on_guard_failure, self.cache_size = on_guard_failure, cache_size
+        self.first = Specialization(capture, partition_fn, recapture)
+        self.kept = [self.first]  # the one that was called last comes first
+        self._lock = threading.Lock()
+
+    def passed(self, arguments: CallArguments) -> Chosen | None:
+        """The specialization for a call like an earlier one; None where the guards have to be asked."""
+        for index, specialization in enumerate(self.kept):
+            inputs = specialization.passed(arguments)
+            if inputs is not None:
+                if index:
+                    self.use(specialization)
+                return Chosen(specialization, inputs)
+        return None
+
+    def choose(self, arguments: CallArguments) -> Chosen:
+        """The specialization for a call, captured if there is none yet.
+
+        Raises:
+            InputMismatchError: the program was captured for other calls, and is not captured again.
+        """
+        refusals: dict[Specialization, InputMismatchError] = {}
+        for specialization in sorted(dict.fromkeys([self.first, *self.kept]), key=attrgetter("awaits_gradients")):
+            inputs = specialization.checked(arguments)
+            if isinstance(inputs, list):
+                chosen = Chosen(specialization, inputs)
+                if specialization.awaits_gradients and not arguments.are_examples:
+                    chosen = self._with_gradients(specialization, arguments)
+                self.use(chosen.specialization)
+                return chosen
+            refusals[specialization] = inputs
+        refused = [refusals.pop(self.first), *refusals.values()]
+        kinds = {type(error) for error in refused}
+        changes = set[int]().union(*(specialization.guards.changes for specialization in self.kept))
+        own = any(id(error.container) in changes for error in refused)  # the program itself left it so
+        follows = own or GradientMismatchError in kinds or self.on_guard_failure == "recapture"
+        if not (follows or kinds & {StateMismatchError, NumberMismatchError}):
+            raise refused[0]
+        made = self.captured(arguments, order=0 if arguments.are_examples else 1)
+        numbers = [error for error in refused if isinstance(error, NumberMismatchError)]
+        taken = any(not made.guards.settings.compares(error.container, error.key) for error in numbers)  # as an input
+        if not (follows or taken or self._stays(made, arguments)):
+            raise refused[0]
+        chosen = _checked(made, arguments)
+        self.use(made)
+        return chosen
+
+    def _stays(self, made: Specialization, arguments: CallArguments) -> bool:
+        """Whether what was captured with other Python state computes the same as something that is kept."""
+        last = self.kept[0]
+        if last.awaits_gradients and not made.awaits_gradients:  # of it, only the forward can be compared
+            made = self.captured(arguments, order=0)
+        if any(made.is_like(specialization) for specialization in self.kept):
+            return True
+        if not last.decisions or last.answers == made.answers:
+            return False
+        try:  # this one takes other branches: what matters is what it does on the way of that one
+            order = 0 if last.awaits_gradients else 1
+            return self.captured(arguments, last.answers, order=order).is_like(last)
+        except DataDependentError:  # which it does not have
+            return False
+
+    def captured(self, arguments: CallArguments, answers: Answers | None = None, *, order: int = 1) -> Specialization:
+        """The program captured for such arguments; ``order``: with its backward, or with 0 the forward alone."""
+        capture = self.recapture(arguments.args, arguments.kwargs, order=order, answers=answers)
+        return Specialization(capture, self.partition_fn, self.recapture)
+
+    def agreeing(
+        self, tried: Sequence[Specialization], answers: Mapping[object, Answers], arguments: CallArguments
+    ) -> Chosen | None:
+        """One that is kept and was not tried, whose decisions begin with the answers that a call gave.
+
+        ``answers``: by kind of specialization; those of one kind say nothing of another one's.
+        """
+        for specialization in self.kept:
+            if specialization not in tried and agree(answers.get(specialization.kind, ()), specialization.answers):
+                inputs = specialization.checked(arguments)
+                if isinstance(inputs, list):
+                    return Chosen(specialization, inputs)
+        return None
+
+    def another(
+        self, agreeing: Chosen | None, kind: object, answers: Answers, arguments: CallArguments
+    ) -> Chosen | None:
+        """What agrees with a call's answers, with its gradients, or a new variant.
+
+        None where this way leads to an error of the program's own.
+        """
+        try:
+            if agreeing is None:
+                chosen = self._new_variant(kind, answers, arguments)
+            elif agreeing.specialization.awaits_gradients:
+                chosen = self._with_gradients(agreeing.specialization, arguments)
+            else:
+                chosen = agreeing
+        except Exception as error:
+            if not raised_by_program(error):
+                raise
+            return None
+        self.use(chosen.specialization)  # before another thread looks for it
+        return chosen
+
+    def are_too_many_floats(self, kind: object, answers: Answers) -> bool:
+        """Whether there are as many variants as are kept, and what asks for one more is a float: one for each value."""
+        return type(answers[-1]) is float and len(self._variants(kind)) >= self.cache_size
+
+    def _variants(self, kind: object) -> list[Specialization]:
+        return [specialization for specialization in self.kept if specialization.kind is kind]
+
+    def _new_variant(self, kind: object, answers: Answers, arguments: CallArguments) -> Chosen:
+        variants = self._variants(kind)
+        if len(variants) >= self.cache_size:
+            raise too_many(variants, answers, self.cache_size)
+        made = self.captured(arguments)
+        chosen = _checked(made, arguments)
+        if not (variants and variants[0].takes_as(made)):  # numbers have changed, which are inputs now
+            return chosen
+        if not agree(answers, made.answers):
+            raise undecided(answers, made)
+        made.kind = kind
+        return chosen
+
+    def _with_gradients(self, forward: Specialization, arguments: CallArguments) -> Chosen:
+        """What takes the place of a specialization without a backward, for a call that its guards let pass.
+
+        The program runs on fakes once more, before the call changes anything. If the data of this call take another
+        branch, it is a further variant, as long as there is room for one.
+        """
+        made = self.captured(arguments)
+        variants = [variant for variant in self._variants(forward.kind) if variant is not forward]
+        for variant in variants:
+            inputs = variant.checked(arguments) if made.answers == variant.answers and variant.takes_as(made) else None
+            if isinstance(inputs, list):
+                return Chosen(variant, inputs)
+        chosen = _checked(made, arguments)
+        if forward.takes_as(made):
+            made.kind = forward.kind
+        if agree(forward.answers, made.answers) or len(variants) + 1 >= self.cache_size:
+            self._replace(forward, made)
+        else:
+            self.use(made)
+        return chosen
+
+    def _replace(self, forward: Specialization, made: Specialization) -> None:
+        """Have one with its backward take the place of one without, unless this one serves more sizes."""
+        with self._lock:
+            if forward in self.kept:
+                made.number = forward.number  # its place among the variants
+            self.kept = [made, *(specialization for specialization in self.kept if specialization is not forward)]
+        if self.first is forward and made.takes_sizes_of(forward):
+            self.first = made
+
+    def use(self, chosen: Specialization) -> None:
+        """Have one come first, and forget those that were not called for long."""
+        with self._lock:
+            ordered = [chosen, *(specialization for specialization in self.kept if specialization is not chosen)]
+            kinds = list(dict.fromkeys(specialization.kind for specialization in ordered))[: self.cache_size]
+            self.kept = [specialization for specialization in ordered if specialization.kind in kinds]
+
+
+def _checked(made: Specialization, arguments: CallArguments) -> Chosen:
+    """What was captured just now for these arguments."""
+    inputs = made.checked(arguments)
+    if not isinstance(inputs, list):
+        raise inputs
+    return Chosen(made, inputs)
+
+
+def too_many(variants: Sequence[Specialization], answers: Answers, bound: int) -> DataDependentError:
+    """The error for one variant more than are kept. ``answers``: to the decisions that are known of the call."""
+    nearest = max(variants, key=lambda one: _common(answers, one.answers))
+    last = nearest.decisions[: len(answers)][-1]
+    return DataDependentError(
+        f"the calls of the program take more than {bound} different ways through branches on tensor values\n"
+        f"    at   {last.location}",
+        why=f"each way is a variant, which is captured and kept; here the value is {answers[-1]!r}, and no variant "
+        "so far has this value here and the same values before",
+        hint="pass a larger cache_size; use tensors instead of numbers if each number needs a variant; use "
+        "torch.where or torch.cond; program.variants lists the ways",
+    )
+
+
+def _common(answers: Answers, others: Answers) -> int:
+    return sum(agree(answers[:count], others) for count in range(1, len(answers) + 1))
+
+
+def undecided(answers: Answers, made: Specialization) -> DataDependentError:
+    """The error for a program that was captured for a call, whose data do not decide as the capture found."""
+    decision = made.decisions[: len(answers)][-1]
+    return DataDependentError(
+        f"the program takes another branch when it runs on the same data again\n    at   {decision.location}",
+        why=f"the value was {decision.answer!r} in the capture, and {answers[-1]!r} in the call: a kernel is not "
+        "deterministic, or the value depends on something besides the data",
+        hint="use torch.use_deterministic_algorithms(True), or branch on values that rounding does not change",
+    )
