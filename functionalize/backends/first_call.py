@@ -42,8 +42,7 @@ def settled(first: Specialization) -> Settled | None:
         return None
     fakes = iter(_of_arguments(first))
     args, kwargs = convention.nest.filled(lambda: _like(*next(fakes)))
-    containers = [container for container, _ in first.capture.state.containers.values()]
-    changed = [containers[effect.container] for effect in metadata.side_effects]
+    changed = [effect.container_in([first.capture.state]) for effect in metadata.side_effects]
     with CAPTURING:
         before = [(container, copy_of(container)) for container in changed]
         try:

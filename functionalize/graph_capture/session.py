@@ -287,7 +287,7 @@ class CaptureSession(RecordingSession):
         finally:
             self._sizes.returned = True
             if looked_up:
-                have_plain_keys(container for state in self.states for container, _ in state.walk.containers.values())
+                have_plain_keys(held.container for state in self.states for held in state.walk.containers.values())
 
     def _check_substitutes(self, cause: Exception | None = None) -> None:
         """Raise where the program asked something of an input to which its fake tensor answers differently."""

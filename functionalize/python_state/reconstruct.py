@@ -13,12 +13,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from functionalize.python_state.slots import ObjectSource
+
 
 class Seen(Protocol):
     """Objects that were walked."""
 
     @property
-    def seen(self) -> Sequence[Any]:
+    def objects(self) -> Sequence[ObjectSource]:
         """The objects, in order."""
 
 
@@ -125,7 +127,7 @@ class Maker:
         if isinstance(part, TensorRef):
             return self._tensor(part.number)
         if isinstance(part, ObjectRef):
-            return self._states[part.state].seen[part.number]
+            return self._states[part.state].objects[part.number].value
         if isinstance(part, NumberRef):
             return self._results[self._numbers[part.number]]
         return self._results[part.position] if isinstance(part, GraphNumber) else part

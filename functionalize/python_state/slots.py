@@ -1,35 +1,108 @@
-"""Where a value sits: an entry of a container, and steps into the tuples that the entry holds; numbers among them.
+"""Sources: how a value is found again, from a root that stays through objects that the program may replace.
 
-Takes a container and a key. Gives reads and writes of the value there. Guarantees that they do what the program's own
-would do. Limits: a tuple in which an item is replaced is made again, without running code of its class; it keeps its
-attributes.
+A :class:`Slot` is an entry of a container, and steps into the tuples that it holds. A :class:`ContainerSource` is a
+root (the globals of a module, a closure cell), or one of the containers of an object. An :class:`ObjectSource` is that
+object, with the slots where it sits. Reads and writes go to what was resolved last: a call that compares guards
+resolves all sources first (:meth:`~functionalize.python_state.walk.StateWalk.resolve`), so a list that replaces another
+list is read in its place.
+
+Guarantees that reads and writes do what the program's own would do. Limits: modules, optimizers and sets of tensors are
+known by identity and never replaced; a tuple in which an item is replaced is made again, without running code of its
+class, and keeps its attributes.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import torch
 
-from functionalize.python_state.containers import ABSENT, Container, entry, write
-from functionalize.python_state.decompose import attributes_of, native_class
+from functionalize.python_state.containers import ABSENT, CodeOf, Container, entry, write
+from functionalize.python_state.decompose import attributes_of, entries_of, native_class
 from functionalize.python_state.traversal_rules import has_attributes
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class ObjectSource:
+    """An object, by the slots where it sits."""
+
+    value: Any  # as it was resolved last
+    slots: list[Slot] = field(default_factory=list)  # in the order in which a walk met them
+    containers: list[ContainerSource] = field(default_factory=list)  # that it consists of
+    is_fixed: bool = False  # whether no other object may take its place
+
+    def __repr__(self) -> str:
+        return f"<{type(self.value).__name__}>"
+
+    def resolve(self) -> Resolved | None:
+        """Have this be the object that sits in the first slot now, if that is of the same class; what it was before."""
+        now = self.value if self.is_fixed or not self.slots else self.slots[0].found()
+        if now is self.value or type(now) is not type(self.value):
+            return None
+        containers = [held.of(now) for held in self.containers]
+        before = Resolved(self, self.value, [held.container for held in self.containers])
+        if any(container is ABSENT for container in containers):
+            return None
+        Resolved(self, now, containers).apply()
+        return before
+
+
+@dataclass(frozen=True, eq=False)
+class Resolved:
+    """What a source was resolved to."""
+
+    source: ObjectSource
+    value: Any
+    containers: Sequence[Container]
+
+    def apply(self) -> None:
+        """Have the source be that."""
+        self.source.value = self.value
+        for held, container in zip(self.source.containers, self.containers, strict=True):
+            held.container = container
+
+
+@dataclass(slots=True, eq=False)
+class ContainerSource:
+    """A container: a root, or one of those of an object."""
+
+    container: Container  # as it was resolved last
+    path: str = ""
+    owner: ObjectSource | None = None  # None of a root
+    index: int = 0  # among the containers of such an object
+
+    def of(self, value: Any) -> Container:
+        """The container of another object that corresponds to this one; ``ABSENT`` if there is none."""
+        if type(self.container) is CodeOf:
+            return CodeOf(value, self.container)
+        return next(islice((container for container, _ in entries_of(value)), self.index, None), ABSENT)
 
 
 @dataclass(slots=True, eq=False)
 class Slot:
     """Where a value sits: an entry of a container, and the steps into the tuples that it may hold."""
 
-    container: Container
+    source: ContainerSource
     key: Any
     path: str
-    owner: Any = None  # the object whose entry it is
     steps: tuple[int, ...] = ()
     held: bool = False  # whether it is below a module or an optimizer
 
+    @property
+    def container(self) -> Container:
+        """The container, as it was resolved last."""
+        return self.source.container
+
+    @property
+    def owner(self) -> Any:
+        """The object whose entry it is; None of an entry of a root."""
+        return None if self.source.owner is None else self.source.owner.value
+
     def get(self) -> Any:
-        value = entry(self.container, self.key)
+        value = entry(self.source.container, self.key)
         for step in self.steps:
             value = value[step]
         return value
@@ -42,7 +115,8 @@ class Slot:
             return ABSENT
 
     def set(self, value: Any) -> None:
-        write(self.container, self.key, _with(entry(self.container, self.key), self.steps, value))
+        container = self.source.container
+        write(container, self.key, _with(entry(container, self.key), self.steps, value))
 
 
 NUMBERS: dict[type, torch.dtype] = {float: torch.float64, int: torch.int64}  # by kind: what holds one
@@ -63,7 +137,7 @@ class NumberSlot(Slot):
 
     def get(self) -> Any:
         value = Slot.get(self)
-        if self.count is not None and len(entry(self.container, self.key)) != self.count:
+        if self.count is not None and len(entry(self.source.container, self.key)) != self.count:
             raise TypeError(f"the container of `{self.path}` has another length")
         if type(value) is not self.kind:
             raise TypeError(f"`{self.path}` is {value!r}, and was of type {self.kind.__name__}")

@@ -15,6 +15,7 @@ import torch
 
 from functionalize.python_state.buffers import ARRAYS, held_by
 from functionalize.python_state.decompose import Comparison, decomposition_of, items_of
+from functionalize.python_state.slots import ObjectSource
 from functionalize.python_state.traversal_rules import PLAIN
 
 DEPTH = 4  # of containers and objects; tuples do not count
@@ -28,13 +29,6 @@ class _Identity:
 
     def __repr__(self) -> str:
         return repr(self.value)
-
-
-class EnteredObject(_Identity):
-    """An object that was entered: what it holds is compared by itself."""
-
-    def __repr__(self) -> str:
-        return f"<{type(self.value).__name__}>"
 
 
 class _Any:
@@ -166,7 +160,7 @@ def same(now: Any, before: Any) -> bool:
         return type(now.value) is type(before.value) and bool(now.value == before.value) and repr(now) == repr(before)
     if isinstance(now, _Array):
         return now.kind is before.kind and bool(now.held == before.held)
-    if isinstance(now, _Identity):
+    if isinstance(now, (_Identity, ObjectSource)):
         return now.value is before.value
     if isinstance(now, Content):
         return (

@@ -8,10 +8,11 @@ n-th tensor of the first corresponds to the n-th of the second. Limits:
 
 from __future__ import annotations
 
+import contextvars
 import enum
 import types
 import weakref
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,17 +20,14 @@ import torch
 
 from functionalize._torch import modules_of
 from functionalize.python_state.containers import (
-    ABSENT,
     Container,
     SetItems,
     entry,
-    identity,
     per_class,
-    place_of,
 )
 from functionalize.python_state.decompose import entries_of
 from functionalize.python_state.refused_objects import refuse_module
-from functionalize.python_state.slots import Slot
+from functionalize.python_state.slots import ContainerSource, ObjectSource, Slot
 from functionalize.python_state.traversal_rules import PLAIN, behind, has_attributes, is_entered, key_behind
 
 # By type, what isinstance would say: most values are one of these.
@@ -38,6 +36,7 @@ _WEAK = (weakref.ref, *weakref.ProxyTypes)
 LEAF_TYPES = TENSOR_TYPES | PLAIN | {types.FunctionType}
 _STRINGS = frozenset({str})
 _HOLDERS = (torch.nn.Module, torch.optim.Optimizer)
+_FIXED = (*_HOLDERS, type, contextvars.ContextVar)  # known by identity: no other one takes the place of such an object
 
 
 class _Role(enum.Enum):
@@ -70,24 +69,47 @@ class StateWalk:
     leaves: list[Slot] = field(default_factory=list)  # both
     entered: list[Slot] = field(default_factory=list)  # where objects sit that were entered, but for tuples
     tuples: list[Slot] = field(default_factory=list)  # those that are in no tuple
-    containers: dict[int, tuple[Container, str]] = field(default_factory=dict)
-    ordered: dict[int, tuple[Container, str]] = field(default_factory=dict)  # dicts in whose order a program may go
+    containers: dict[int, ContainerSource] = field(default_factory=dict)  # by the identities that they had
+    ordered: dict[int, ContainerSource] = field(default_factory=dict)  # dicts in whose order a program may go
     weak: list[Slot] = field(default_factory=list)  # weak references to tensors
     keyed_by_tensor: list[Container] = field(default_factory=list)  # containers with tensors for keys, and sets
     modules: dict[int, str] = field(default_factory=dict)  # paths
     shape: list[Any] = field(default_factory=list)  # what was met on the way: equal for objects built alike
-    seen: list[Any] = field(default_factory=list)  # what was entered; held, so that no identity is used again
+    objects: list[ObjectSource] = field(default_factory=list)  # what was entered
+    sources: list[ObjectSource] = field(default_factory=list)  # these, and values that have attributes besides
     _numbers: dict[int, int] = field(default_factory=dict)
     _holders: int = 0  # how many modules and optimizers are being opened
 
-    def walk(self, container: Container, key: Any, path: str, owner: Any = None) -> None:
+    def walk(self, container: Container, key: Any, path: str) -> None:
         """Enter an entry of a container."""
-        self._enter(entry(container, key), Slot(container, key, path, owner))
+        self._enter(entry(container, key), Slot(ContainerSource(container), key, path))
+
+    @property
+    def seen(self) -> Sequence[Any]:
+        """The objects that were entered."""
+        return [source.value for source in self.objects]
 
     @property
     def holds(self) -> bool:
         """Whether a module or an optimizer was found."""
-        return any(isinstance(item, _HOLDERS) for item in self.seen)
+        return any(isinstance(source.value, _HOLDERS) for source in self.objects)
+
+    def source_of(self, value: Any) -> ObjectSource:
+        """The source of an object that was entered."""
+        return self.objects[self._numbers[id(value)]]
+
+    def resolve(self) -> bool:
+        """Look for the objects in their slots again, owners before what they hold; whether others are there.
+
+        What is not of the same class stays, and so does all where two objects would become one: guards compare who sits
+        in the slots.
+        """
+        before = [resolved for source in self.sources if (resolved := source.resolve()) is not None]
+        if before and len({id(source.value) for source in self.objects}) < len(self.objects):
+            for resolved in before:
+                resolved.apply()
+            return False
+        return bool(before)
 
     def open(self, value: Any, path: str) -> None:
         """Enter an object that sits in no container."""
@@ -96,9 +118,9 @@ class StateWalk:
 
     def watch(self, container: Container, path: str) -> None:
         """Look afterwards whether a container holds something else."""
-        self.containers[id(container)] = container, path
+        source = self.containers.setdefault(id(container), ContainerSource(container, path))
         if len(container) > 1 and _is_ordered(container, container, False):
-            self.ordered[id(container)] = container, path
+            self.ordered[id(container)] = source
 
     def _enter(self, value: Any, slot: Slot) -> None:
         kind = type(value)
@@ -116,19 +138,20 @@ class StateWalk:
         elif role is _Role.TUPLE:
             self.shape.append((kind, len(value)))
             if has_attributes(kind):
-                self.open_attributes(value, slot.path)
+                self.open_attributes(value, slot.path, slot)
             if not slot.steps:
                 self.tuples.append(slot)
             for index, item in enumerate(value):
                 at = (*slot.steps, index)
                 path = joined(slot.path, index)
-                self._enter(item, Slot(slot.container, slot.key, path, slot.owner, at, self._holders > 0))
+                self._enter(item, Slot(slot.source, slot.key, path, at, self._holders > 0))
         else:
             self.entered.append(slot)
             number = self._numbers.get(id(value))
             if number is None:
-                self._open_object(value, kind, slot.path)
+                self._open_object(value, kind, slot.path, slot)
             else:
+                self.objects[number].slots.append(slot)
                 self.shape.append(number)
 
     def _follow_constant(self, value: Any, slot: Slot) -> None:
@@ -137,55 +160,72 @@ class StateWalk:
         if isinstance(shown, torch.Tensor):
             if type(value) in _WEAK:
                 self.weak.append(slot)
+                if slot.source.owner is not None:
+                    slot.source.owner.is_fixed = True
         elif shown is not None and is_entered(type(shown)):
             self.open(shown, f"{slot.path}()")
         if has_attributes(type(value)):
-            self.open_attributes(value, slot.path)
+            self.open_attributes(value, slot.path, slot)
 
-    def open_attributes(self, value: Any, path: str) -> None:
-        """Enter the attributes alone of what is a value besides."""
+    def open_attributes(self, value: Any, path: str, slot: Slot | None = None) -> None:
+        """Enter the attributes alone of what is a value besides. ``slot``: where it sits; None if that stays."""
         attributes = vars(value)
         if id(attributes) not in self.containers:
-            self.containers[id(attributes)] = attributes, path
-            self._open(value, attributes, [*attributes], path)
+            owner = self._source(value, slot)
+            source = ContainerSource(attributes, path, owner)
+            owner.containers.append(source)
+            self.containers[id(attributes)] = source
+            self._open(value, source, [*attributes], path)
 
-    def _open_object(self, value: Any, kind: type, path: str) -> None:
-        self._numbers[id(value)] = len(self.seen)
-        self.seen.append(value)
+    def _source(self, value: Any, slot: Slot | None) -> ObjectSource:
+        source = ObjectSource(value, [] if slot is None else [slot], is_fixed=isinstance(value, _FIXED))
+        self.sources.append(source)
+        return source
+
+    def _open_object(self, value: Any, kind: type, path: str, slot: Slot | None = None) -> None:
+        self._numbers[id(value)] = len(self.objects)
+        owner = self._source(value, slot)
+        self.objects.append(owner)
         module = is_module(value)
         if module:
             refuse_module(value, path)
             self.modules[id(value)] = path
         holds = module or isinstance(value, torch.optim.Optimizer)
         self._holders += holds
-        for container, keys in entries_of(value):
-            self.containers[id(container)] = container, path
+        for index, (container, keys) in enumerate(entries_of(value)):
+            source = ContainerSource(container, path, owner, index)
+            owner.containers.append(source)
+            self.containers[id(container)] = source
             if len(keys) > 1 and _is_ordered(value, container, module):
-                self.ordered[id(container)] = container, path
+                self.ordered[id(container)] = source
             if keys:
-                self._open(value, container, keys, path)
+                self._open(value, source, keys, path)
             else:
                 self.shape.append((kind, ()))
         self._holders -= holds
 
-    def _open(self, value: Any, container: Container, keys: list[Any], path: str) -> None:
+    def _open(self, value: Any, source: ContainerSource, keys: list[Any], path: str) -> None:
+        container = source.container
         named = _STRINGS.issuperset(map(type, keys))
         self.shape.append((type(value), tuple(keys) if named else len(keys)))
         hashed = container if isinstance(container, SetItems) else keys
         if not named:
-            self._look_at_keys(container, hashed, path)
+            self._look_at_keys(source, hashed, path)
         prefix = f"{path}." if path else ""
         for index, key in enumerate(keys):
             step = key if named or isinstance(key, (str, int)) else index
-            slot = Slot(container, key, f"{prefix}{step}", value, held=self._holders > 0)
+            slot = Slot(source, key, f"{prefix}{step}", held=self._holders > 0)
             self._enter(entry(container, key), slot)
 
-    def _look_at_keys(self, container: Container, keys: Iterable[Any], path: str) -> None:
+    def _look_at_keys(self, source: ContainerSource, keys: Iterable[Any], path: str) -> None:
         """Objects that are keys, and what a dict or a set has tensors for keys."""
+        container = source.container
         mapping = isinstance(container, dict)
         keys = list(map(key_behind, keys)) if mapping else keys
         if any(isinstance(key, torch.Tensor) for key in keys):
             self.keyed_by_tensor.append(container)
+            if source.owner is not None:
+                source.owner.is_fixed = True
         if mapping:
             for key in keys:
                 if is_entered(type(key)) and not isinstance(key, (tuple, *_HOLDERS)):
@@ -195,17 +235,6 @@ class StateWalk:
 def _is_ordered(value: Any, container: Container, module: bool) -> bool:
     """Whether a container of an object is a dict that has an order: attributes, parameters and buffers have none."""
     return isinstance(container, dict) and (container is value or (module and container is modules_of(value)))
-
-
-def containers_inside(state: StateWalk, places: Set[tuple[int, Any]]) -> set[int]:
-    """The identities of the containers that sit in some places; ``places``: identities of containers, and keys."""
-    inside = set[Any]()
-    for slot in state.entered:  # what an object holds comes behind it
-        container, key = place_of(slot.container, slot.key)
-        value = slot.found() if (id(container), key) in places or identity(slot.container) in inside else ABSENT
-        if value is not ABSENT:
-            inside.update(identity(inner) for inner, _ in entries_of(value))
-    return {id(inner) for inner, _ in state.containers.values() if identity(inner) in inside}
 
 
 def is_module(value: Any) -> bool:

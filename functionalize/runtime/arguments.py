@@ -19,6 +19,7 @@ import torch
 from functionalize._torch import pytree
 from functionalize._torch.tensors import autograd_base
 from functionalize.errors import InputMismatchError
+from functionalize.python_state.slots import ContainerSource, ObjectSource
 from functionalize.python_state.walk import LEAF_TYPES, TENSOR_TYPES, StateWalk, is_module
 
 
@@ -59,14 +60,14 @@ class CallArguments:
         return tuple(torch.Tensor if kind in TENSOR_TYPES else kind for kind in self.kinds)
 
     @property
-    def containers(self) -> Mapping[int, tuple[Any, str]]:
+    def containers(self) -> Mapping[int, ContainerSource]:
         """What the arguments sit in, and their paths."""
         return self.walk.containers
 
     @property
-    def seen(self) -> Sequence[Any]:
+    def objects(self) -> Sequence[ObjectSource]:
         """The objects among the arguments."""
-        return self.walk.seen
+        return self.walk.objects
 
     @cached_property
     def walk(self) -> StateWalk:

@@ -76,7 +76,7 @@ class Substitutes:
 @contextlib.contextmanager
 def applied(effects: Sequence[SideEffect], states: Sequence[Walked], maker: Maker) -> Iterator[None]:
     """While objects are as a call leaves them, of what a maker makes."""
-    containers = [container for state in states for container, _ in state.containers.values()]
+    containers = [source.container for state in states for source in state.containers.values()]
     before = [(container, copy_of(container)) for container in containers]
     try:
         for effect in effects:
@@ -115,7 +115,7 @@ class EffectReader:
 
     def _read(self, effect: SideEffect) -> None:
         states = self._substitutes.states
-        container = list(states[effect.state].containers.values())[effect.container][0]
+        container = effect.container_in(states)
         self._reasons = _OF_ARGUMENTS if effect.state and id(container) in self._of_caller else _OF_STATE
         if effect.last and effect.order:
             self._refuse(effect.path, "a dict whose entries change their order in each call")
@@ -201,7 +201,7 @@ def changed_entries(call: ExampleCall) -> Iterator[SideEffect]:
     """The side effects of a program whose entries are no longer, or not yet, as it found them."""
     substitutes = Substitutes(call)
     for effect in call.program.metadata.side_effects:
-        container = list(substitutes.states[effect.state].containers.values())[effect.container][0]
+        container = effect.container_in(substitutes.states)
         now = copy_of(container)
         for name, before in effect.before.items():
             key = substitutes.made(name)

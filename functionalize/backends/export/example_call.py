@@ -177,8 +177,7 @@ def refuse_schedules(program: CapturedProgram, to: str) -> None:
     """
     specialization = program.current
     state, metadata = specialization.capture.state, specialization.metadata
-    containers = list(state.containers.values())
-    changed = {id(containers[effect.container][0]) for effect in metadata.side_effects if effect.state == 0}
+    changed = {id(effect.container_in([state])) for effect in metadata.side_effects if effect.state == 0}
     schedulers = (item for item in state.seen if isinstance(item, LRScheduler))
     if metadata.steps or any(id(vars(scheduler)) in changed for scheduler in schedulers):
         cause = UnsupportedExportError.cause(

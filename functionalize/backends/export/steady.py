@@ -209,7 +209,7 @@ def _after_first(call: ExampleCall) -> Iterator[dict[int, int]]:
 
 def _on_state(call: ExampleCall, states: Sequence[Any]) -> list[SideEffect]:
     """What a call leaves for the next one: not in the containers of its arguments, which each call gets new."""
-    containers = [[id(one) for one, _ in state.containers.values()] for state in states]
+    containers = [[id(source.container) for source in state.containers.values()] for state in states]
     effects = call.program.metadata.side_effects
     return [one for one in effects if containers[one.state][one.container] not in call.containers_of_caller]
 

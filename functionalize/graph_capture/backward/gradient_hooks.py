@@ -63,8 +63,8 @@ class Contents:
     """What objects hold before a backward."""
 
     def __init__(self, states: Iterable[StateWalk]) -> None:
-        found = (pair for walk in states for pair in walk.containers.values())
-        self._before = [(container, path, copy_of(container)) for container, path in found]
+        sources = (source for walk in states for source in walk.containers.values())
+        self._before = [(source.container, source.path, copy_of(source.container)) for source in sources]
 
     def check(self) -> None:
         """Raise if the backward has changed one.

@@ -192,7 +192,7 @@ def refuse_changes_inside(settings: Settings) -> None:
     Raises:
         UnsupportedProgramError: one does.
     """
-    memo = dict(settings.apart)
+    memo = settings.memo()
     for setting in settings.found:
         value, before = setting.value, setting.content
         if type(before) is not Content or holds_the_same(value, before):

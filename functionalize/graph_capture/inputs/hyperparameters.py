@@ -23,7 +23,7 @@ import torch
 from functionalize.errors import UnsupportedProgramError
 from functionalize.python_state.code_names import assigned
 from functionalize.python_state.containers import SetItems, Variable, entry, place_of, unchanged, write
-from functionalize.python_state.slots import NUMBERS, NumberSlot, Slot, is_number
+from functionalize.python_state.slots import NUMBERS, ContainerSource, NumberSlot, Slot, is_number
 from functionalize.python_state.traversal_rules import key_behind
 from functionalize.python_state.walk import StateWalk
 from functionalize.runtime.guards.python_guards import Setting, Settings, is_numbers, is_whole
@@ -171,9 +171,9 @@ def _in_tuples(taken: Sequence[_Number], settings: Settings) -> Iterator[NumberS
     """Where numbers in tuples sit; they count no more."""
     steps: dict[Place, list[tuple[int, ...]]] = {}
     for one in taken:
-        container, key = _place(one.setting)
+        slot = _slot_of(one.setting)
         steps.setdefault((id(one.setting.container), one.setting.key), []).append(one.steps)
-        yield NumberSlot(container, key, one.path, None, one.steps, True, type(one.value))
+        yield NumberSlot(slot.source, slot.key, one.path, one.steps, True, type(one.value))
     settings.leave_out(steps)
 
 
@@ -200,18 +200,21 @@ def _groups_of(state: StateWalk) -> set[int]:
     return {id(group) for optimizer in optimizers for group in optimizer.param_groups}
 
 
-def _place(one: Setting) -> tuple[Any, Any]:
-    """The container and the key of a setting; a cell has none, but is a variable."""
-    return (Variable(one.container, None), 0) if isinstance(one.container, types.CellType) else (one.container, one.key)
+def _slot_of(one: Setting) -> Slot:
+    """The slot of a setting; a cell has no entries, but is a variable."""
+    if isinstance(one.container, types.CellType):
+        return Slot(ContainerSource(Variable(one.container, None)), 0, one.path)
+    return Slot(one.source, one.key, one.path)
 
 
 def _slots(one: Setting) -> Iterator[NumberSlot]:
-    container, key = _place(one)
+    slot = _slot_of(one)
     if type(one.value) in NUMBERS:
-        yield NumberSlot(container, key, one.path, None, (), True, type(one.value))
+        yield NumberSlot(slot.source, slot.key, one.path, (), True, type(one.value))
         return
     for index, item in enumerate(one.value):
-        yield NumberSlot(container, key, f"{one.path}.{index}", None, (index,), True, type(item), len(one.value))
+        path = f"{one.path}.{index}"
+        yield NumberSlot(slot.source, slot.key, path, (index,), True, type(item), len(one.value))
 
 
 class Numbers:
@@ -230,9 +233,8 @@ class Numbers:
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:
         """Put the numbers back in the end."""
-        places = [(slot.container, slot.key) for slot, _ in self._pairs]
-        places += [_place(one) for one, _ in self._tied]
-        before = [(container, key, entry(container, key)) for container, key in places]
+        slots = [*(slot for slot, _ in self._pairs), *(_slot_of(one) for one, _ in self._tied)]
+        before = [(slot.container, slot.key, entry(slot.container, slot.key)) for slot in slots]
         try:
             yield
         finally:
@@ -244,7 +246,7 @@ class Numbers:
         for slot, substitute in self._pairs:
             slot.set(substitute.item())
         for one, first in self._tied:
-            write(*_place(one), entry(*_place(first)))
+            _slot_of(one).set(_slot_of(first).get())
         lists = [(slot, entry(slot.container, slot.key)) for slot, _ in self._pairs]
         self._lists = [(slot, items, items.copy()) for slot, items in lists if isinstance(items, list)]
 

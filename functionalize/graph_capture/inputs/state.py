@@ -34,6 +34,7 @@ from functionalize.python_state.code_names import (
 from functionalize.python_state.containers import ABSENT, Variable, place_of, read
 from functionalize.python_state.methods import Methods, functions_in
 from functionalize.python_state.ownership import is_installed, is_of_torch_or_python, is_own
+from functionalize.python_state.slots import ObjectSource
 from functionalize.python_state.traversal_rules import PLAIN, is_entered, of_proxy
 from functionalize.python_state.walk import StateWalk, is_module
 from functionalize.runtime.calls.program import CapturedProgram
@@ -47,15 +48,16 @@ _OF_FUNCTIONS = ("__code__", "__defaults__", "__kwdefaults__")  # which decide w
 _ASSIGNABLE = 1 << 9  # the flag of classes that a program can give an object instead of its own
 
 
-def settings_of(state: StateWalk, code: Iterable[tuple[str, Any, Sequence[str]]]) -> Settings:
+def settings_of(state: StateWalk, code: Iterable[tuple[str, ObjectSource, Sequence[str]]]) -> Settings:
     """What a program with this state may decide by; ``code``: whose attributes decide which code it runs."""
-    settings = Settings(slot.get() for slot in state.entered if slot.steps)
+    settings = Settings([source for source in state.objects if any(slot.steps for slot in source.slots)])
     entered = {*map(id, state.seen), *state.containers}
-    for item in state.seen:
-        if is_module(item):
-            settings.add_module(item, state.modules[id(item)], entered)
+    for source in state.objects:
+        if is_module(source.value):
+            attributes = state.containers[id(source.value.__dict__)]
+            settings.add_module(state.modules[id(source.value)], attributes, entered)
     for slot in (*state.constants, *state.tuples):
-        settings.add(slot.path, slot.container, slot.key)
+        settings.add(slot)
     settings.add_structure(state)
     for path, owner, names in code:
         settings.add_code(path, owner, names)
@@ -147,16 +149,16 @@ class Follower:
     def _follow_objects(self) -> None:
         state = self._state
         self._open_hooks()
-        while self._constants < len(state.constants) or self._seen < len(state.seen) or self._named - self._kinds:
+        while self._constants < len(state.constants) or self._seen < len(state.objects) or self._named - self._kinds:
             constants = [*state.constants[self._constants :], *state.tuples[self._tuples :]]
-            objects, self._tuples = state.seen[self._seen :], len(state.tuples)
-            self._constants, self._seen = len(state.constants), len(state.seen)
+            objects, self._tuples = state.objects[self._seen :], len(state.tuples)
+            self._constants, self._seen = len(state.constants), len(state.objects)
             for slot in constants:
                 self._follow_value(slot.get(), slot.path)
             for kind in [*self._named]:
                 self._follow_class(kind)
-            for value in objects:
-                self._follow_object(value)
+            for source in objects:
+                self._follow_object(source.value)
             self._open_hooks()
 
     def _follow_object(self, value: Any) -> None:
@@ -275,14 +277,16 @@ class Follower:
                 self._follow(value, depth - 1)
 
     @property
-    def decisive(self) -> Iterator[tuple[str, Any, Sequence[str]]]:
+    def decisive(self) -> Iterator[tuple[str, ObjectSource, Sequence[str]]]:
         """What decides which code the program runs: paths, objects, and names of attributes."""
         paths = {id(slot.found()): slot.path for slot in self._state.entered}
-        for value in self._state.seen:
+        for source in self._state.objects:
+            value = source.value
             if type(value).__flags__ & _ASSIGNABLE and not isinstance(value, type):
                 path = self._state.modules.get(id(value)) or paths.get(id(value), "")
-                yield path, value, ("__class__",)
-        yield from self.code.decisive.values()
+                yield path, source, ("__class__",)
+        for path, value, names in self.code.decisive.values():
+            yield path, ObjectSource(value), names
 
     def _walk(self, name: str, container: Any, key: Any, value: Any) -> None:
         if isinstance(of_proxy(value), type):

@@ -102,7 +102,7 @@ class WatchedState:
 
     def begin(self) -> None:
         """The program begins: what the containers hold now is what it finds."""
-        containers = [container for container, _ in self.walk.containers.values()]
+        containers = [source.container for source in self.walk.containers.values()]
         contents = list(map(copy_of, containers))
         self._beginning = _Beginning(containers, contents, _flattened(contents))
 
@@ -114,7 +114,7 @@ class WatchedState:
     def content(self, container: Container) -> Any:
         """What a container held when the program began; None of one that was not walked."""
         wanted, containers = identity(container), self.walk.containers.values()
-        number = next((n for n, (other, _) in enumerate(containers) if identity(other) == wanted), None)
+        number = next((n for n, source in enumerate(containers) if identity(source.container) == wanted), None)
         return None if number is None else self.begun[number]
 
     @property
@@ -133,9 +133,9 @@ class WatchedState:
             return []
         pairs = zip(self.walk.containers.values(), beginning.contents, strict=False)
         return [
-            ChangedContainer(number, container, path, content)
-            for number, ((container, path), content) in enumerate(pairs)
-            if (container or content) and not unchanged(container, content)
+            ChangedContainer(number, source.container, source.path, content)
+            for number, (source, content) in enumerate(pairs)
+            if (source.container or content) and not unchanged(source.container, content)
         ]
 
 

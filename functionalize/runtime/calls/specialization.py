@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -47,7 +48,6 @@ from functionalize.runtime.graphs.graph_forms import executable, made_executable
 from functionalize.runtime.guards.guard import FastCode, Passes
 from functionalize.runtime.guards.guards import Guards
 from functionalize.runtime.guards.modes import set_modes
-from functionalize.runtime.guards.replaced_objects import ReplacedObjects
 from functionalize.runtime.guards.sizes import Sizes
 from functionalize.runtime.metadata import ProgramMetadata
 from functionalize.runtime.random_state import sources
@@ -135,7 +135,7 @@ class Specialization:
         # Both give None for a call that is perhaps none of this program's, or takes longer to check.
         self.passed: Passes = _unknown
         self.fast_call: CallFunction = _unknown_call
-        self._replaced = ReplacedObjects(self.guards)
+        self._lock = threading.RLock()  # held while the sources of state are resolved and read
         self._fast: FastCode | None = None
         self._slowly = 0  # how many calls the guards themselves let pass
         self._compute: Compute | None = None  # chosen for the first call
@@ -205,12 +205,13 @@ class Specialization:
 
     def checked(self, arguments: CallArguments) -> list[Any] | InputMismatchError:
         """The inputs for a call, or why it is not one of this program's."""
-        try:
-            inputs, followed = self._replaced.check(arguments)
-        except InputMismatchError as error:
-            return error
-        if followed:
-            self.passed, self.fast_call = _unknown, _unknown_call
+        with self._lock:
+            if self.capture.state.resolve():  # what was written for other objects would take their tensors
+                self.passed, self.fast_call = _unknown, _unknown_call
+            try:
+                inputs = self.guards.check(arguments)
+            except InputMismatchError as error:
+                return error
         if arguments.are_examples or self.awaits_gradients:
             return inputs
         self._slowly += 1

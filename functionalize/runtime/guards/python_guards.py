@@ -9,7 +9,6 @@ from __future__ import annotations
 import types
 from collections import OrderedDict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import replace
 from functools import partial, reduce
 from operator import is_
 from typing import Any, NamedTuple
@@ -37,19 +36,17 @@ from functionalize.python_state.decompose import (
     items_of,
 )
 from functionalize.python_state.reconstruct import TensorRef
-from functionalize.python_state.slots import is_number
+from functionalize.python_state.slots import ContainerSource, ObjectSource, Slot, is_number
 from functionalize.python_state.snapshot import (
     DEPTH,
     EMPTY,
-    Content,
-    EnteredObject,
     frozen,
     inside,
     same,
     without,
 )
 from functionalize.python_state.traversal_rules import PLAIN, key_behind, keys_of
-from functionalize.python_state.walk import StateWalk, containers_inside, joined
+from functionalize.python_state.walk import StateWalk, joined
 from functionalize.runtime.guards.compiled import FunctionWriter
 from functionalize.runtime.guards.guard import WHEN, CallInputs, FastCode, Guard, GuardKind, mismatch, words
 from functionalize.runtime.metadata import OutputAlias, ProgramMetadata
@@ -74,10 +71,6 @@ class _Same:
     @property
     def value(self) -> Any:
         return read(self._other.container, self._other.key)
-
-    def follow(self, moved: Callable[[Any], Any]) -> _Same:
-        """The same where that place has moved."""
-        return _Same(self._other._replace(container=moved(self._other.container)))
 
     def __repr__(self) -> str:
         return f"the same as `{self._other.path}`"
@@ -105,10 +98,15 @@ class Setting(NamedTuple):
 
     owner: str  # the path of the module whose attribute it is; empty of others
     name: str
-    container: Any  # a dict, a list, or the cell of a variable that a function closes over
+    source: ContainerSource  # of a dict, a list, or the cell of a variable that a function closes over
     key: Any
     value: Any
-    content: Any  # the value, frozen
+    content: Any  # the value, frozen; the source of an object that is compared by itself
+
+    @property
+    def container(self) -> Any:
+        """The container, as it was resolved last."""
+        return self.source.container
 
     @property
     def path(self) -> str:
@@ -118,7 +116,7 @@ class Setting(NamedTuple):
     @property
     def is_known_by_identity(self) -> bool:
         """Whether it must be one very object, whatever that holds."""
-        return type(self.content) in (EnteredObject, _Same)
+        return type(self.content) in (ObjectSource, _Same)
 
     def now(self) -> Any:
         """What is there now."""
@@ -146,63 +144,68 @@ _setting: Callable[[tuple[Any, ...]], Setting] = partial(tuple.__new__, Setting)
 class Settings(GuardKind):
     """The guards of one program on Python values; the capture adds them, and leaves out what it makes inputs."""
 
-    def __init__(self, apart: Iterable[Any] = ()) -> None:
-        """``apart``: objects that may sit in tuples, and whose content is compared by itself."""
+    def __init__(self, in_tuples: Sequence[ObjectSource] = ()) -> None:
+        """``in_tuples``: objects in tuples, whose content is compared by itself."""
         self.found: list[Setting] = []
-        self.apart: Mapping[int, Any] = {id(one): EnteredObject(one) for one in apart}
-        self._memo: dict[int, Any] = dict(self.apart)
+        self._in_tuples = in_tuples
+        self._memo = self.memo()
         self._seen: set[tuple[int, Any]] = set()
         self._modules: set[int] = set()  # the identities of their attributes' dicts
+
+    def memo(self) -> dict[int, Any]:
+        """What values are compared with: of objects in tuples, as they were resolved last, their sources."""
+        return {id(source.value): source for source in self._in_tuples}
 
     @staticmethod
     def read(container: Any, key: Any) -> Any:
         """A value as it is now."""
         return len(container) if key is LENGTH else keys_of(container) if key is ORDER else read(container, key)
 
-    def add(self, path: str, container: Any, key: Any) -> None:
-        """One more, as it is now."""
-        container, key = place_of(container, key)
+    def add(self, slot: Slot) -> None:
+        """What is in one more slot now."""
+        source, key = _place_of(slot)
+        container = source.container
         if (id(container), key) not in self._seen and id(container) not in self._modules:
             self._seen.add((id(container), key))
             value = self.read(container, key)
-            self.found.append(Setting("", path, container, key, value, frozen(value, self._memo)))
+            self.found.append(Setting("", slot.path, source, key, value, frozen(value, self._memo)))
 
-    def add_module(self, module: torch.nn.Module, path: str, entered: Container[int]) -> None:
+    def add_module(self, path: str, attributes: ContainerSource, entered: Container[int]) -> None:
         """What a module branches on: whether it trains, its hooks, its attributes but for the ``entered`` ones."""
-        content, memo, found = module.__dict__, self._memo, self.found
+        content, memo, found = attributes.container, self._memo, self.found
         self._modules.add(id(content))
         for name, value in [item for item in content.items() if item[0] not in _OF_MODULES]:
             kind = type(value)
             if kind in PLAIN:
-                found.append(_setting((path, name, content, name, value, value)))
+                found.append(_setting((path, name, attributes, name, value, value)))
             elif not (id(value) in entered or issubclass(kind, torch.Tensor)):
                 empty = kind in EMPTY and not value  # the hooks of most modules
                 held = EMPTY[kind] if empty else frozen(value, memo)
-                found.append(_setting((path, name, content, name, value, held)))
+                found.append(_setting((path, name, attributes, name, value, held)))
 
-    def add_code(self, path: str, owner: Any, names: Sequence[str]) -> None:
+    def add_code(self, path: str, owner: ObjectSource, names: Sequence[str]) -> None:
         """Attributes of a function, a class or an object that decide which code runs."""
-        container = CodeOf(owner, names)
+        source = ContainerSource(CodeOf(owner.value, names), path, owner)
+        owner.containers.append(source)
         for name in names:
-            value = self.read(container, name)
+            value = self.read(source.container, name)
             held = frozen(value, self._memo)
-            self.found.append(_setting(("", joined(path, name), container, name, value, held)))
+            self.found.append(_setting(("", joined(path, name), source, name, value, held)))
 
     def add_structure(self, state: StateWalk) -> None:
         """Which objects sit where, and how many entries containers have."""
         for slot in state.entered:
-            container, key = place_of(slot.container, slot.key)
-            value = self.read(container, key)
-            content = frozen(value, self._memo) if slot.steps else EnteredObject(value)
-            self.found.append(_setting(("", slot.path, container, key, value, content)))
-        for container, path in state.containers.values():
-            kind = type(container)
-            if kind is not Variable:
-                length = len(container)
-                self.found.append(_setting(("", f"len({path or 'the module'})", container, LENGTH, length, length)))
-        for container, path in state.ordered.values():
-            keys = keys_of(container)
-            self.found.append(_setting(("", f"list({path or 'the module'})", container, ORDER, keys, keys)))
+            source, key = _place_of(slot)
+            value = self.read(source.container, key)
+            content = frozen(value, self._memo) if slot.steps else state.source_of(value)
+            self.found.append(_setting(("", slot.path, source, key, value, content)))
+        for source in state.containers.values():
+            if type(source.container) is not Variable:
+                name, length = f"len({source.path or 'the module'})", len(source.container)
+                self.found.append(_setting(("", name, source, LENGTH, length, length)))
+        for source in state.ordered.values():
+            name, keys = f"list({source.path or 'the module'})", keys_of(source.container)
+            self.found.append(_setting(("", name, source, ORDER, keys, keys)))
 
     def tie(self, one: Setting, other: Setting) -> None:
         """Have a place hold what another one holds, instead of what it held."""
@@ -215,38 +218,16 @@ class Settings(GuardKind):
             for one in self.found
         ]
 
-    def follow(self, moved: Callable[[Any], Any], objects: Mapping[int, Any]) -> None:
-        """Have other containers where ``moved`` says so, and other objects, by the identities of those that were."""
-
-        def now_of(content: Any) -> Any:
-            if type(content) is _Same:
-                return content.follow(moved)
-            if type(content) is Content and content.items:
-                return replace(content, items=tuple(map(now_of, content.items)))
-            return (
-                EnteredObject(objects.get(id(content.value), content.value))
-                if type(content) is EnteredObject
-                else content
-            )
-
-        for number, one in enumerate(self.found):
-            container, value = moved(one.container), objects.get(id(one.value), one.value)
-            if not isinstance(value, tuple) or is_whole(one.key):
-                self.found[number] = one._replace(container=container, value=value, content=now_of(one.content))
-            else:  # which may hold such
-                now = self.read(container, one.key)
-                self.found[number] = one._replace(container=container, value=now, content=now_of(one.content))
-        apart = [objects.get(identity, one.value) for identity, one in self.apart.items()]
-        self.apart = {id(one): EnteredObject(one) for one in apart}
-
     def without(self, changed: Set[tuple[int, Any]]) -> Settings:
         """Those that the program itself does not change; ``changed``: containers by identity, and keys."""
         if not changed:
             return self
-        kept = Settings(one.value for one in self.apart.values())
+        kept = Settings(self._in_tuples)
         sized = {container for container, _ in changed}
         kept.found = [
-            one._replace(content=EnteredObject(one.value)) if id(one.value) in sized else one
+            one._replace(content=ObjectSource(one.value))
+            if id(one.value) in sized and not one.is_known_by_identity
+            else one
             for one in self.found
             if not ((id(one.container), one.key) in changed or (is_whole(one.key) and id(one.container) in sized))
         ]
@@ -259,7 +240,7 @@ class Settings(GuardKind):
         return any(row.key is key or (plain and type(row.key) is type(key) and row.key == key) for row in same_place)
 
     def failure(self, call: CallInputs) -> InputMismatchError | None:
-        memo = dict(self.apart)
+        memo = self.memo()
         for row in self.found:
             now = row.now()
             if row.differs(now, memo):
@@ -267,7 +248,7 @@ class Settings(GuardKind):
         return None
 
     def write(self, code: FastCode) -> None:
-        body, contents = code.body, _ContainerContents(self.apart)
+        body, contents = code.body, _ContainerContents(self.memo())
         shown_empty, lines = set[int](), list[str]()
         for row in self.found:
             value = row.now()
@@ -375,7 +356,7 @@ class ChangedObjects(GuardKind):
     def failure(self, call: CallInputs) -> InputMismatchError | None:
         states = self._state, call.arguments.walk
         for effect in self._metadata.side_effects:
-            container = list(states[effect.state].containers.values())[effect.container][0]
+            container = effect.container_in(states)
             error = self._shape_failure(effect, container) or self._entry_failure(effect, container, states, call)
             if error is not None:
                 return error
@@ -418,9 +399,8 @@ class ChangedObjects(GuardKind):
 
 def changed_places(metadata: ProgramMetadata, state: StateWalk) -> set[tuple[int, Any]]:
     """What a program changes itself, or makes look otherwise: the entries of containers by identity, and keys."""
-    containers = [container for container, _ in state.containers.values()]
     places = [
-        place_of(containers[effect.container], key)
+        place_of(effect.container_in([state]), key)
         for effect in metadata.side_effects
         if effect.state == 0
         for key in (effect.before or (0,))
@@ -432,5 +412,18 @@ def changed_places(metadata: ProgramMetadata, state: StateWalk) -> set[tuple[int
 
 def changed_containers(metadata: ProgramMetadata, state: StateWalk) -> set[int]:
     """The identities of containers that a program changes or replaces, and of what holds tensors that it moves."""
-    changed = changed_places(metadata, state)
-    return {container for container, _ in changed} | containers_inside(state, changed)
+    changed, inside = changed_places(metadata, state), set[ObjectSource]()
+
+    def is_changed(slot: Slot) -> bool:
+        container, key = place_of(slot.container, slot.key)
+        return slot.source.owner in inside or (id(container), key) in changed
+
+    inside.update(source for source in state.objects if any(map(is_changed, source.slots)))
+    held = {id(held.container) for source in inside for held in source.containers}
+    return {container for container, _ in changed} | held
+
+
+def _place_of(slot: Slot) -> tuple[ContainerSource, Any]:
+    """Where what is in a slot is found: of a variable of a function its cell, or the globals."""
+    container, key = place_of(slot.container, slot.key)
+    return slot.source if container is slot.container else ContainerSource(container, slot.path), key

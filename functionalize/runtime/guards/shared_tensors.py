@@ -143,8 +143,8 @@ def _other_kind(label: str, slot: Slot | None, now: Any, kind: type) -> StateMis
 
 def _logs(metadata: ProgramMetadata, state: StateWalk) -> set[int]:
     """The identities of the lists to which a program only adds: it asks nothing of what is there."""
-    keys = list(state.containers)
-    return {keys[effect.container] for effect in metadata.side_effects if effect.state == 0 and effect.adds}
+    effects = (effect for effect in metadata.side_effects if effect.state == 0 and effect.adds)
+    return {id(effect.container_in([state])) for effect in effects}
 
 
 def _held(slots: Sequence[Slot]) -> Iterator[tuple[Slot, Any]]:

@@ -27,7 +27,8 @@ from functionalize._torch import (
 from functionalize._torch.dispatch import TensorGuards
 from functionalize.errors import GradientMismatchError, InputMismatchError
 from functionalize.python_state.containers import ABSENT
-from functionalize.python_state.snapshot import EnteredObject, frozen, same
+from functionalize.python_state.slots import ObjectSource
+from functionalize.python_state.snapshot import frozen, same
 from functionalize.python_state.walk import TENSOR_TYPES
 from functionalize.runtime.guards.compiled import items_of
 from functionalize.runtime.guards.guard import (
@@ -129,7 +130,7 @@ def answer_of(question: str, tensor: torch.Tensor) -> Any:
     if isinstance(question, AskedAttribute):
         value = vars(tensor).get(question.name, ABSENT)
         if isinstance(value, torch.Tensor):
-            return EnteredObject(value)
+            return ObjectSource(value)
         return value if value is ABSENT else frozen(value, {})
     return id(tensor) if question == IDENTITY else ASKED_PROPERTIES[question](tensor)
 

@@ -10,10 +10,12 @@ import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Protocol
 
-from functionalize.python_state.containers import ABSENT, MAPPINGS, assign, entry, remove, write
+from functionalize.python_state.containers import ABSENT, MAPPINGS, Container, assign, entry, remove, write
 from functionalize.python_state.reconstruct import Maker, ObjectRef
+from functionalize.python_state.slots import ContainerSource, ObjectSource
 from functionalize.python_state.snapshot import frozen, same
 from functionalize.python_state.traversal_rules import keys_of
 
@@ -22,11 +24,11 @@ class Walked(Protocol):
     """Objects that were walked, in order."""
 
     @property
-    def containers(self) -> Mapping[int, tuple[Any, str]]:
+    def containers(self) -> Mapping[int, ContainerSource]:
         """What their values sit in."""
 
     @property
-    def seen(self) -> Sequence[Any]:
+    def objects(self) -> Sequence[ObjectSource]:
         """The objects."""
 
 
@@ -51,14 +53,14 @@ class Before:
     def found_by(self, states: Sequence[Walked]) -> Any:
         """What a call is to find, in its own objects."""
         reference = isinstance(self.value, ObjectRef)
-        return states[self.value.state].seen[self.value.number] if reference else self.value
+        return states[self.value.state].objects[self.value.number].value if reference else self.value
 
     def is_found(self, now: Any, states: Sequence[Walked]) -> bool:
         """Whether a call finds the same."""
         expected = self.found_by(states)
         if now is expected:
             return True
-        held = {id(states[item.state].seen[item.number]): item for item in self.held}
+        held = {id(states[item.state].objects[item.number].value): item for item in self.held}
         return self.content is not None and same(frozen(now, held), self.content)
 
     def told(self, now: Any, states: Sequence[Walked], words: Callable[[Any], str]) -> tuple[str, str]:
@@ -93,9 +95,13 @@ class SideEffect:
         both = set(before).intersection(now)
         return [key for key in now if key in both] == [key for key in before if key in both]
 
+    def container_in(self, states: Sequence[Walked]) -> Container:
+        """A call's own container."""
+        return next(islice(states[self.state].containers.values(), self.container, None)).container
+
     def apply(self, states: Sequence[Walked], maker: Maker) -> None:
         """Do the same to a call's own objects."""
-        container = list(states[self.state].containers.values())[self.container][0]
+        container = self.container_in(states)
         if not isinstance(container, MAPPINGS):
             items = [maker.make(item) for item in self.entries.values()]
             assign(container, [*container, *items] if self.adds else items)
@@ -121,7 +127,7 @@ class ScheduleStep:
 
     def apply(self, states: Sequence[Walked], maker: Maker) -> None:
         """Step a call's own scheduler."""
-        scheduler = states[0].seen[self.number]
+        scheduler = states[0].objects[self.number].value
         scheduler.step(*map(maker.make, self.args), **{name: maker.make(value) for name, value in self.kwargs.items()})
 
 

@@ -391,3 +391,40 @@ def test_exported_with_what_is_replaced() -> None:
         module = capture(ours, (X,)).to_exported_program().module()
         for step in range(4):
             torch.testing.assert_close(module(X + step), theirs(X + step))
+
+
+class Named(tuple[int, ...]):
+    """A tuple that has attributes besides."""
+
+    h: Tensor
+
+
+@pytest.mark.parametrize("wrap", [lambda one: one, lambda one: [one], lambda one: (one, 1)])
+def test_a_tuple_with_attributes(wrap: Callable[[Any], Any]) -> None:
+    def reads(world: World, x: Tensor) -> Tensor:
+        state = world.state if isinstance(world.state, Named) else world.state[0]
+        return x * state[0] + state.h
+
+    world = World()
+
+    def replace(value: float) -> None:
+        named = Named((1, 2))
+        named.h = torch.full((3,), value)
+        world.state = wrap(named)
+
+    replace(0.0)
+    program = capture(lambda x: reads(world, x), (torch.ones(3),), on_guard_failure="recapture")
+    for step in range(4):
+        replace(float(step))
+        assert torch.equal(program(torch.ones(3)), torch.full((3,), 1.0 + step))
+
+
+def test_another_list_of_the_same_modules() -> None:
+    world, layer = World(), torch.nn.Linear(3, 3)
+    world.state = [layer]
+    program = capture(lambda x: world.state[0](x), (X,), on_guard_failure="recapture")
+    made = captures_of(program)
+    for _ in range(3):
+        world.state = [layer]
+        assert torch.equal(program(X), layer(X))
+    assert made == [0]  # the first call wants gradients
