@@ -14,7 +14,9 @@ import dis
 import math
 import sys
 import types
+import weakref
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -65,7 +67,7 @@ def convert(functions: Iterable[Any]) -> list[tuple[Any, types.CodeType]]:
     found = list[tuple[Any, types.CodeType]]()
     for function in (*functions, *own):
         code = function.__code__
-        made = _converting(code, frozenset(CONVERSIONS.keys() - function.__globals__.keys()))
+        made = _converted(code, frozenset(CONVERSIONS.keys() - function.__globals__.keys()))
         found += [] if made is code else [(function, made)]
     return found
 
@@ -79,8 +81,31 @@ def functions_of(module: Any) -> Iterator[types.FunctionType]:
             yield from (one for one in entries if isinstance(one, types.FunctionType))
 
 
+@dataclass(frozen=True, eq=False)
+class _Conversion:
+    """What became of some code: None where it converts nothing."""
+
+    code: weakref.ref[types.CodeType]
+    made: types.CodeType | None
+
+
+# By identity, since equal code may be of another file, and by the names of the functions that convert.
+_CONVERSIONS: dict[tuple[int, frozenset[str]], _Conversion] = {}
+
+
+def _converted(code: types.CodeType, names: frozenset[str]) -> types.CodeType:
+    """The code itself where it converts nothing by these names."""
+    key = (id(code), names)
+    conversion = _CONVERSIONS.get(key)
+    if conversion is None:
+        made = _converting(code, names)
+        lives = weakref.ref(code, lambda _: _CONVERSIONS.pop(key, None))
+        conversion = _CONVERSIONS[key] = _Conversion(lives, None if made is code else made)
+    return conversion.made or code
+
+
 def _converting(code: types.CodeType, names: frozenset[str]) -> types.CodeType:
-    """The code itself where it converts nothing by these names. Not cached: equal code may be of another file."""
+    """The same, computed."""
     constants = [_converting(one, names) if isinstance(one, types.CodeType) else one for one in code.co_consts]
     steps = bytearray(code.co_code)
     for at, end, name, called in _conversions(code, names):
