@@ -54,9 +54,10 @@ class RecordingSession:
         symbolic: bool,
         order: int = 1,
     ) -> None:
-        """``annotate`` hears of each node; ``symbolic``: sizes may be symbols; ``order``: of the joint graph.
+        """``annotate`` is notified of each node; ``symbolic``: sizes may be symbols; ``order``: of the joint graph.
 
-        ``draws`` hears of each node, and gives the one that has drawn the same random numbers, where there is one.
+        ``draws`` is notified of each node that may draw random numbers, and gives the one that has drawn the same
+        numbers, where there is one.
         """
         self.fake_mode, self.factory = fake_mode, FakeFactory(fake_mode)
         self.regions = regions = CheckpointRegions()
@@ -66,8 +67,7 @@ class RecordingSession:
         self.states: Sequence[WatchedState] = ()  # objects that the program reaches, and may change
         self.modes_left = dict[str, Any]()  # modes of torch that the program left changed
 
-        def noted(node: Node) -> Node | None:  # not the session: fake tensors hold the recorder, and it holds them
-            annotate(node)
+        def observe(node: Node) -> Node | None:  # not the session: fake tensors hold the recorder, and it holds them
             dtypes.note(node)
             regions.note(node)
             first = draws(node)
@@ -75,7 +75,7 @@ class RecordingSession:
                 regions.note_drawn_again(node, first)
             return first
 
-        self.recorder = RecordingMode(self.factory, noted, symbolic=symbolic)
+        self.recorder = RecordingMode(self.factory, annotate, observe, regions.frames, symbolic=symbolic)
         tracer: Any = self.recorder.tracer  # of stubs that know another kind, too
         regions.find_attributes_on(tracer.root)
 

@@ -18,6 +18,7 @@ import torch
 
 from functionalize._torch import FakeTensor, FakeTensorMode, OpOverload, is_symbolic, storage_id
 from functionalize._torch.fakes import FakeFactory, below_dispatch, data_dependent
+from functionalize._torch.symbols.tracing import TensorTracker
 from functionalize.aliasing.geometry import Layout
 from functionalize.ops import tables, traits
 from functionalize.ops.tables import ViewKind
@@ -61,14 +62,27 @@ class CacheEntry:
     results: tuple[ResultMeta | None, ...]  # None where the op gives None
     container: type | None  # of the results, if they are several
     layouts: tuple[Layout, ...]  # of the results
+    random: bool  # whether such an op may draw random numbers
 
     def make(self, factory: FakeFactory, args: Sequence[Any]) -> Any:
         """The results, as tensors of the factory's mode; ``MISS`` for views of a storage of data-dependent size."""
         try:
-            made = [None if meta is None else meta.make(factory, args) for meta in self.results]
-            return made[0] if self.container is None else self.container(made)
+            if self.container is None:
+                meta = self.results[0]
+                return None if meta is None else meta.make(factory, args)
+            return self.container([None if meta is None else meta.make(factory, args) for meta in self.results])
         except data_dependent():
             return MISS
+
+
+@dataclass(slots=True, eq=False)
+class CachedCall:
+    """A call whose results are cached, or can be."""
+
+    key: Any
+    entry: CacheEntry  # ``MISS`` if the call was not seen before
+    args: list[Any]  # in nodes, where these were asked for
+    kwargs: dict[str, Any]
 
 
 MISS: Any = object()  # stands for the entry of a call that was not seen before
@@ -81,22 +95,31 @@ def clear() -> None:
     _cache.clear()
 
 
-def find(func: Any, args: Sequence[Any], kwargs: dict[str, Any], factory: FakeFactory) -> tuple[Any, CacheEntry | None]:
-    """The cache key of a call, and its entry: ``MISS`` if it was not seen, None if its results are never cached."""
+def find(
+    func: Any, args: Sequence[Any], kwargs: dict[str, Any], factory: FakeFactory, nodes: TensorTracker | None = None
+) -> CachedCall | None:
+    """A call in the cache; None if its results are never cached.
+
+    ``nodes``: gives the nodes of its tensors; one that has none is not cached.
+    """
     usable = _usable.get(id(func))
     if usable is None:
         usable = _usable[id(func)] = func, _is_usable(func)
-    if func is _INDEX and _has_mask(args[1]):
-        return None, None
+    if not usable[1] or (func is _INDEX and _has_mask(args[1])):
+        return None
     parts: list[Any] = [id(func), torch.get_default_dtype()]
-    if not (usable[1] and _describe(args, parts, factory.mode)):
-        return None, None
+    given = _describe(args, parts, factory.mode, nodes)
+    if given is None:
+        return None
     if kwargs:
         parts += kwargs
-        if not _describe(kwargs.values(), parts, factory.mode):
-            return None, None
+        values = _describe(kwargs.values(), parts, factory.mode, nodes)
+        if values is None:
+            return None
+        kwargs = dict(zip(kwargs, values, strict=True))
     key = tuple(parts)
-    return key, _cache.get(key, MISS)
+    entry = _cache.get(key, MISS)
+    return None if entry is None else CachedCall(key, entry, given, kwargs)
 
 
 def _has_mask(indices: Sequence[Any]) -> bool:
@@ -122,27 +145,34 @@ def _is_usable(func: Any) -> bool:
     return plain and not data and func not in traits.MADE_FOR_INFERENCE and "lift" not in func.name()
 
 
-def _describe(args: Collection[Any], parts: list[Any], mode: FakeTensorMode) -> bool:
+def _describe(
+    args: Collection[Any], parts: list[Any], mode: FakeTensorMode, nodes: TensorTracker | None
+) -> list[Any] | None:
+    """The arguments, in nodes where these are asked for; ``parts`` gets their part of the key. None: not cached."""
+    given = []
     for arg in args:
         kind = type(arg)
         if kind is FakeTensor:
             dtype = arg.dtype
             if is_symbolic(arg) or arg.layout is not _STRIDED or (dtype.is_complex and arg.is_conj()) or arg.is_neg():
-                return False
+                return None
             if arg.fake_mode is not mode or arg.constant is not None:
-                return False
+                return None
             parts += (arg.size(), arg.stride(), arg.storage_offset(), dtype, arg.fake_device)
+            if nodes is not None and (arg := nodes.node(arg)) is None:
+                return None
         elif kind is int or kind is float or kind is complex:
             parts += (kind, arg)  # 1, 1.0 and True are equal, and make results of different dtypes
         elif kind is list or kind is tuple:
             parts += (kind, len(arg))
-            if not _describe(arg, parts, mode):
-                return False
+            if (arg := _describe(arg, parts, mode, nodes)) is None:
+                return None
         elif kind in _AS_THEY_ARE:
             parts += (kind, arg)
         else:
-            return False
-    return True
+            return None
+        given.append(arg)
+    return given
 
 
 def _entry(func: Any, args: Sequence[Any], out: Any) -> CacheEntry | None:
@@ -155,11 +185,12 @@ def _entry(func: Any, args: Sequence[Any], out: Any) -> CacheEntry | None:
     if any(meta is None and leaf is not None for meta, leaf in zip(metas, results, strict=True)):
         return None
     own = [storage_id(leaf.untyped_storage()) for leaf in results if leaf is not None]
-    views = tables.row(func).view is not ViewKind.NONE
+    row = tables.row(func)
+    views = row.view is not ViewKind.NONE
     if any(key in storages for key in own) != views or (not views and len(set(own)) < len(own)):
         return None  # a result that is an argument, or shares its memory with another
     layouts = tuple(meta.layout for meta in metas if meta is not None)
-    return CacheEntry(tuple(metas), container, layouts)
+    return CacheEntry(tuple(metas), container, layouts, row.random)
 
 
 def _meta_of(leaf: FakeTensor, storages: dict[int, int], args: Sequence[Any]) -> ResultMeta | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import operator
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from functools import partial
 from typing import Any
 
@@ -31,6 +31,7 @@ from functionalize._torch.fakes import FakeFactory, FakeTensor, below_dispatch, 
 from functionalize._torch.symbols.traced_symbols import compared, endless, is_endless, is_foregone
 from functionalize._torch.symbols.tracing import (
     ProxyTorchDispatchMode,
+    TensorTracker,
     name_for,
     new_node,
     new_tracer,
@@ -41,11 +42,11 @@ from functionalize._torch.symbols.tracing import (
 from functionalize.ops import tables
 from functionalize.ops.tables import ViewKind
 from functionalize.tracing import meta_cache
-from functionalize.tracing.meta_cache import CacheEntry
+from functionalize.tracing.meta_cache import CachedCall, CacheEntry
 from functionalize.tracing.sparse_elements import is_coalesced
 
-# Is called with each new node. Gives the node that its results stand for, where that is another one.
-Annotate = Callable[[Node], Node | None]
+Annotate = Callable[[Node], None]  # is called with each new node
+Observe = Callable[[Node], Node | None]  # the same; gives the node that its results stand for, where that is another
 _IS_COALESCED = torch.ops.aten.is_coalesced.default
 ORIGIN = ("nn_module_stack", "stack_trace")  # what it notes in a node's meta
 
@@ -55,10 +56,24 @@ class RecordingMode(ProxyTorchDispatchMode):
 
     supports_higher_order_operators = True
 
-    def __init__(self, factory: FakeFactory, annotate: Annotate, *, symbolic: bool) -> None:
+    def __init__(
+        self,
+        factory: FakeFactory,
+        annotate: Annotate,
+        observe: Observe = lambda node: None,
+        observed: Sized = (),
+        *,
+        symbolic: bool,
+    ) -> None:
+        """``observe``: is notified of nodes that may draw random numbers or run under another default dtype.
+
+        Of all nodes, while ``observed`` is not empty.
+        """
         super().__init__(new_tracer(), "symbolic" if symbolic else "fake")
         self.factory = factory
-        self._annotate = annotate
+        self._annotate, self._observe, self._observed = annotate, observe, observed
+        self._default_dtype = torch.get_default_dtype()
+        self._nodes: TensorTracker = self.tracer.tensor_tracker  # type: ignore[assignment]  # `new_tracer` makes it
         self._torchs_mode = ProxyTorchDispatchMode(self.tracer, self.tracing_mode)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
@@ -79,33 +94,35 @@ class RecordingMode(ProxyTorchDispatchMode):
 
     def _fast_path(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Results of an op, recorded; ``MISS`` if it has to take torch's path."""
-        key, entry = meta_cache.find(func, args, kwargs, self.factory)
-        given = None if entry is None else self._given(args, kwargs)
+        call = meta_cache.find(func, args, kwargs, self.factory, self._nodes)
+        if call is None:
+            return meta_cache.MISS
+        entry: CacheEntry | None = call.entry
         out = meta_cache.MISS
-        if entry is out and given is not None:
+        if entry is out:
             out = on_handles(func, args, kwargs)
-            entry = meta_cache.insert(key, func, args, out)
-        if given is None or entry is None:
+            entry = meta_cache.insert(call.key, func, args, out)
+        if entry is None:
             return meta_cache.MISS
         with below_dispatch():
             if out is meta_cache.MISS:
                 out = entry.make(self.factory, args)
             if out is not meta_cache.MISS:
-                self._record(func, given, out, entry)
+                self._record(func, call, out, entry)
         return out
 
     def propagate(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, CacheEntry | None]:
         """An op's results, hidden from tracers, and their cache entry: None where sizes may be symbols."""
-        key, entry = meta_cache.find(func, args, kwargs, self.factory)
-        out = meta_cache.MISS
-        if entry is out:
+        call = meta_cache.find(func, args, kwargs, self.factory)
+        if call is None:
+            return on_handles(func, args, kwargs), None
+        if call.entry is meta_cache.MISS:
             out = self._viewed(func, args, kwargs)
             out = on_handles(func, args, kwargs) if out is meta_cache.MISS else out
-            return out, meta_cache.insert(key, func, args, out)
-        if entry is not None:
-            with below_dispatch():
-                out = entry.make(self.factory, args)
-        return (on_handles(func, args, kwargs), None) if out is meta_cache.MISS else (out, entry)
+            return out, meta_cache.insert(call.key, func, args, out)
+        with below_dispatch():
+            out = call.entry.make(self.factory, args)
+        return (on_handles(func, args, kwargs), None) if out is meta_cache.MISS else (out, call.entry)
 
     def _viewed(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """The view that the kernel of a view op makes of a fake tensor of plain sizes; ``MISS`` where it cannot."""
@@ -123,22 +140,22 @@ class RecordingMode(ProxyTorchDispatchMode):
 
     def record_view(self, op: Any, value: FakeTensor, args: tuple[Any, ...], result: FakeTensor) -> bool:
         """Add the node ``op(value, *args)`` for a result that exists. False if sizes or data prevent it."""
-        source = tracked_node(self.tracer, value, constants=False)
+        source = self._nodes.node(value)
         if source is None or is_symbolic(result) or is_symbolic(value):
             return record_view(self, op, value, args, result)
         with below_dispatch():
-            self._result(self._node(op, (source, *args), {}), result)
+            self._result(self._node(op, (source, *args), {}, random=False), result)
         return True
 
     def op_node(self, op: Any, args: Sequence[Any], kwargs: Any) -> Node:
         """Add the node of an op that gives a number, which is not run."""
         node = op_node(self.tracer, op, args, kwargs)
-        self._annotate(node)
+        self._added(node, random=True)
         return node
 
-    def _record(self, func: Any, given: tuple[tuple[Any, ...], dict[str, Any]], out: Any, entry: CacheEntry) -> None:
+    def _record(self, func: Any, call: CachedCall, out: Any, entry: CacheEntry) -> None:
         """Add the node of an op whose results exist, given its arguments in nodes."""
-        node = self._node(func, *given)
+        node = self._node(func, tuple(call.args), call.kwargs, random=entry.random)
         if entry.container is None:
             self._result(node, out)
             return
@@ -158,32 +175,22 @@ class RecordingMode(ProxyTorchDispatchMode):
         item.meta.update({name: node.meta[name] for name in ORIGIN if name in node.meta}, val=shown)
         return item
 
-    def _node(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Node:
+    def _node(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, random: bool) -> Node:
         node = new_node(self.tracer.graph, func, args, kwargs, name_for(func))
         node.meta["original_aten"] = func
-        return self._annotate(node) or node
+        return self._added(node, random=random) or node
+
+    def _added(self, node: Node, *, random: bool) -> Node | None:
+        """A node was added. Gives another node, where its results stand for that."""
+        self._annotate(node)
+        if random or self._observed or torch.get_default_dtype() is not self._default_dtype:
+            return self._observe(node)
+        return None
 
     def _result(self, node: Node, out: FakeTensor | None) -> None:
         if out is not None:
             track(self.tracer, out, node)
         node.meta["val"] = out if out is None else self.factory.snapshot(out)
-
-    def _given(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """The arguments in nodes; None where some tensor is not a node, or a constant."""
-        whole = True
-
-        def given(arg: Any) -> Any:
-            nonlocal whole
-            kind = type(arg)
-            if kind is FakeTensor:
-                node = tracked_node(self.tracer, arg, constants=False)
-                whole = whole and node is not None
-                return node
-            return [given(item) for item in arg] if kind is list or kind is tuple else arg
-
-        node_args = tuple([given(arg) for arg in args])
-        node_kwargs = {name: given(arg) for name, arg in kwargs.items()}
-        return (node_args, node_kwargs) if whole else None
 
     def _dispatch(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """As ``make_fx`` does it."""
@@ -200,7 +207,7 @@ class RecordingMode(ProxyTorchDispatchMode):
                 break
             if node.target is not operator.getitem or node.meta.keys().isdisjoint(ORIGIN):
                 # All but results of earlier ops that are among the new nodes.
-                self._stand_for(node, self._annotate(node), out)
+                self._stand_for(node, self._added(node, random=True), out)
         return out
 
     def _stand_for(self, node: Node, other: Node | None, out: Any) -> None:

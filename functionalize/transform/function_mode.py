@@ -76,7 +76,7 @@ _NOTED = functions.DETACHING | {_HOOK, _REQUIRE, ASK_VERSION, SET_GRAD_MODE, _GR
 _COPIES: dict[Any, Any] = {torch.Tensor.__deepcopy__: deep_copy, torch.Tensor.__reduce_ex__: reduced}
 DECOMPOSED = {**OF_NUMBERS, **LAYERS, **IN_EAGER, **OF_ENCODERS}
 _TABLES = ELEMENTS.keys() | _ASKS.keys() | DECOMPOSED.keys()
-_UNDISPATCHED = {*_COPIES, _SET_DATA, *functions.GRADIENTS_OF} | _TABLES | _NOTED | functions.UNDISPATCHED
+_TABLED = {*_COPIES, _SET_DATA, *functions.GRADIENTS_OF, *OPENED} | _TABLES | _NOTED | functions.UNDISPATCHED
 
 
 class FunctionalizeFunctionMode(TorchFunctionMode):
@@ -118,6 +118,8 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
         return out
 
     def _called(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if not self._symbols and func not in _TABLED and not _has_number(args, kwargs):  # almost all calls
+            return func(*args, **kwargs) if kwargs else func(*args)
         if func in OPENED:
             with self:
                 return OPENED[func](*args, **kwargs or {})
@@ -125,9 +127,7 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
         if symbolic or (not isinstance(func, HigherOrderOperator) and _has_number(args, kwargs)):
             with enable_python_dispatcher():
                 return self._decompose(func, args, kwargs or {})
-        if func in _UNDISPATCHED:
-            return self._decompose(func, args, kwargs or {})
-        return func(*args, **kwargs) if kwargs else func(*args)
+        return self._decompose(func, args, kwargs or {})
 
     def _decompose(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func in ELEMENTS and self._context.has_unknown_elements(args[0]):
@@ -244,12 +244,13 @@ def _has_symbols(args: Any, kwargs: Any) -> bool:
 
 def _has_number(args: Any, kwargs: Any) -> bool:
     """Whether arguments list a tensor that may stand for a size: what takes sizes makes a symbol of it."""
-    return any(
-        isinstance(one, torch.Tensor) and not one.is_floating_point() and one.dim() == 0
-        for argument in ((*args, *kwargs.values()) if kwargs else args)
-        if type(argument) in (list, tuple)
-        for one in argument
-    )
+    for argument in (*args, *kwargs.values()) if kwargs else args:
+        kind = type(argument)
+        if kind is list or kind is tuple:
+            for item in argument:
+                if isinstance(item, torch.Tensor) and not item.is_floating_point() and item.dim() == 0:
+                    return True
+    return False
 
 
 def _known(arguments: Any) -> Any:

@@ -82,6 +82,13 @@ class TensorTracker(MutableMapping[torch.Tensor, _ProxyTensor]):
     def clear(self) -> None:
         self._refs.clear()
 
+    def node(self, tensor: torch.Tensor) -> Node | None:
+        """The node that a tensor stands for; None without one, and for constants."""
+        ref = self._refs.get(id(tensor))
+        if ref is None or ref.entry.constant is not None:
+            return None
+        return ref.entry.node if type(ref.entry) is _NodeEntry else ref.entry.proxy.node
+
     def _forget(self, ref: _Ref) -> None:
         if self._refs.get(ref.key) is ref:
             del self._refs[ref.key]
@@ -186,10 +193,10 @@ def track(tracer: Any, tensor: torch.Tensor, node: Node | Callable[[], Node]) ->
     tracer.tensor_tracker[tensor] = _NodeEntry(node, tracer)
 
 
-def tracked_node(tracer: Any, tensor: torch.Tensor, *, constants: bool = True) -> Node | None:
-    """The node that a tensor stands for; None without one, and for constants unless ``constants`` says so."""
+def tracked_node(tracer: Any, tensor: torch.Tensor) -> Node | None:
+    """The node that a tensor stands for, also as a constant; None without one."""
     entry = tracer.tensor_tracker.get(tensor)
-    if entry is None or (entry.constant is not None and not constants):
+    if entry is None:
         return None
     return entry.node if isinstance(entry, _NodeEntry) else entry.proxy.node
 

@@ -39,7 +39,7 @@ class CheckpointRegions:
         self.again: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext  # around each second run
         self.node_of: Callable[[Any], Node | None] = lambda tensor: None  # what a tensor of the program stands for
         self._kept = set[Any]()  # what selective checkpointing keeps of the first runs
-        self._frames: dict[int, tuple[Any, int]] = {}  # of torch's, held: their identities are keys
+        self.frames: dict[int, tuple[Any, int]] = {}  # of torch's, held: their identities are keys; empty at first
         self._first: dict[Node, int] = {}  # nodes of the first runs, each with the number of its region
         self._second: dict[Node, int] = {}
         self._inside: int | None = None
@@ -59,14 +59,15 @@ class CheckpointRegions:
 
     def begin(self, frame: Any) -> None:
         """A region begins; ``frame``: torch's record of it."""
-        number = len(self._frames)
-        self._frames[id(frame)] = frame, number
+        number = len(self.frames)
+        self.frames[id(frame)] = frame, number
         frame.recompute_fn = self._within_again(frame.recompute_fn, number)
 
     def note(self, node: Node) -> None:
         """A node was added to the graph just now."""
-        if self._frames:
-            self._values.note(node)
+        if not self.frames:
+            return
+        self._values.note(node)
         if self._running_again:
             self._second[node] = self._running_again[-1]
             return
@@ -79,7 +80,7 @@ class CheckpointRegions:
             )
         number = self._inside
         if number is None:
-            _, number = self._frames.get(id(checkpoint_frame()), (None, None))
+            _, number = self.frames.get(id(checkpoint_frame()), (None, None))
         if number is not None:
             self._first[node] = number
 
@@ -124,8 +125,8 @@ class CheckpointRegions:
 
         ``draws_the_same``: whether its second run is to draw the random numbers of the first.
         """
-        before, number = (self._inside, self._draws_the_same), len(self._frames)
-        self._frames[-number - 1] = (None, number)
+        before, number = (self._inside, self._draws_the_same), len(self.frames)
+        self.frames[-number - 1] = (None, number)
         self._inside, self._draws_the_same = number, draws_the_same and self._draws_the_same
         try:
             yield
@@ -134,10 +135,11 @@ class CheckpointRegions:
 
     def release(self) -> None:
         """Nothing runs again from now on: what the regions were called with may go."""
-        for frame, _ in self._frames.values():
+        for frame, _ in self.frames.values():
             if frame is not None:
                 frame.recompute_fn = None
-        self._frames, self.node_of = {}, lambda tensor: None
+        self.frames.clear()
+        self.node_of = lambda tensor: None
 
     def drawn_again(self, node: Node) -> bool:
         """Whether a node draws random numbers that the first run of its region has drawn."""
@@ -151,7 +153,7 @@ class CheckpointRegions:
         second, self._second = self._second, {}
         again, regions = {self._values.first(node) for node in second}, set(second.values())
         kept = self._kept | {item_of(node) for node in self._kept}
-        once = {number for key, (_, number) in self._frames.items() if key < 0}
+        once = {number for key, (_, number) in self.frames.items() if key < 0}
         met, marked = set[int](), dict[Node, int | None](dict.fromkeys(self._kept))
         for node, number in reversed(self._first.items()):
             if node in kept:
