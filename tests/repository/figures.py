@@ -1,9 +1,9 @@
-"""Figures of the package, read off its sources: `scripts/figures [CHECKOUT]` prints them, of this checkout or another.
+"""Figures of the package: `scripts/figures [CHECKOUT]` prints them, of this checkout or another.
 
 Lines and modules of each folder; floors of the import graph, of folders and of modules; which modules replace
-attributes of modules that they import; and which modules a call passes. Invariant: the same script counts any commit.
-Limits: for all but the call, sources are parsed, not imported, and what is replaced under a computed name counts only
-where `setattr` or `patch` names its owner.
+attributes of modules that they import; and which modules run for a call and while one operator is captured. Invariant:
+the same script counts any commit. Limits: sources are parsed, and only a call and a capture of two operators are run;
+what is replaced under a computed name counts only where `setattr` or `patch` names its owner.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -171,6 +172,36 @@ def returns_of_training_step(root: Path) -> Counter[str]:
     return returns_of(lambda: program(x), root)
 
 
+def modules_of_ops(root: Path) -> list[list[str]]:
+    """The modules that run for an operator in its first trace, and once the caches know it."""
+    sys.path.insert(0, str(root))
+    from functionalize import capture
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return torch.sin(torch.sin(x))
+
+    folder, code = f"{(root / PACKAGE).resolve()}/", program.__code__
+    ops: list[set[str]] = []
+    inside = False
+
+    def note(frame: FrameType, event: str, function: Any) -> None:
+        nonlocal inside
+        if frame.f_code is code and event.startswith("c_"):
+            inside = event == "c_call" and function is torch.sin
+            ops.extend([set()] if inside else [])
+        elif inside and event == "call" and frame.f_code.co_filename.startswith(folder):
+            ops[-1].add(frame.f_code.co_filename.removeprefix(folder))
+
+    with torch.no_grad():
+        capture(lambda x: x + 1, (torch.ones(3),))  # what the first capture of a process does once
+        sys.setprofile(note)
+        try:
+            capture(program, (torch.ones(3),))
+        finally:
+            sys.setprofile(None)
+    return [sorted(modules) for modules in ops]
+
+
 def main(arguments: list[str]) -> int:
     """Print the figures of a checkout."""
     root = Path(arguments[0]) if arguments else Path(__file__).parents[2]
@@ -192,6 +223,8 @@ def main(arguments: list[str]) -> int:
     print(f"a call of a training step: {len(returns)} modules, {returns.total()} returns")
     for file, count in returns.most_common():
         print(f"    {file:<44} {count}")
+    for when, names in zip(("in its first trace", "when it is known"), modules_of_ops(root), strict=True):
+        print(f"modules that an op passes {when}: {len(names)}: {', '.join(names)}")
     return 0
 
 
