@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch._compile import _disable_dynamo as hidden_from_dynamo  # torch.compiler.disable loads Dynamo at once
 from torch.autograd.graph import get_gradient_edge
 from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
 from torch.utils._python_dispatch import _disable_current_modes

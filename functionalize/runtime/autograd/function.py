@@ -25,7 +25,13 @@ from typing import Any, NamedTuple
 import torch
 
 from functionalize._torch import storage_key
-from functionalize._torch.autograd import SavedTensor, is_batch_of_gradients, keeps_graph, make_saved_tensor
+from functionalize._torch.autograd import (
+    SavedTensor,
+    hidden_from_dynamo,
+    is_batch_of_gradients,
+    keeps_graph,
+    make_saved_tensor,
+)
 from functionalize.aliasing.geometry import Layout
 from functionalize.aliasing.strided_layout import has_strides, tensor_at
 from functionalize.runtime.autograd.joint import ForwardCall, Orders, called, tangent_name
@@ -200,7 +206,7 @@ class CapturedFunction(torch.autograd.Function):
         return tuple(outputs)
 
     @staticmethod
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @hidden_from_dynamo
     def backward(ctx: Any, *tangents: Any) -> tuple[Any, ...]:
         call: ForwardCall = ctx.call
         unreached = call.unreached(tangents)  # get none, where eager has none: optimizers tell it from zeros
@@ -279,7 +285,7 @@ class _Gradients(torch.autograd.Function):
         return tuple(results)
 
     @staticmethod
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @hidden_from_dynamo
     def backward(ctx: Any, *tangents: Any) -> tuple[Any, ...]:
         saved = iter(ctx.saved_tensors)
         values = [next(saved) if value is _TENSOR else value for value in ctx.plain]
