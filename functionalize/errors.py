@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from functionalize.call_stack import decisive_line, user_frames, user_location
+from functionalize.call_stack import user_frames, user_location
 
 
 class NotFunctionalError(AssertionError):
@@ -17,36 +17,28 @@ class NotEquivalentError(AssertionError):
     """A transformed function and the eager one differ; the message says in what."""
 
 
-class UnsupportedProgramError(RuntimeError):
+def explanation(what: str, why: str, hint: str, at: object = None) -> str:
+    """The text of an error."""
+    place = f"    at   {at}\n" if at else ""
+    return f"{what}\n{place}    why  {why}\n    try  {hint}"
+
+
+class ExplainedError(RuntimeError):
+    """An error that says what, why and what to try, and where if that is known."""
+
+    def __init__(self, what: str, *, why: str, hint: str, at: object = None) -> None:
+        """``at``: the line."""
+        super().__init__(explanation(what, why, hint, at))
+
+
+class UnsupportedProgramError(ExplainedError):
     """A program cannot be captured; the message says what, where, why and what to try."""
 
     causes: tuple[str, ...] = ()  # where there are several: each with where and why
 
     def __init__(self, what: str, *, why: str, hint: str, at: object = None) -> None:
         """``at``: the line, where that is not the one that runs."""
-        super().__init__(f"{what}\n    at   {at or user_location()}\n    why  {why}\n    try  {hint}")
-
-    @classmethod
-    def of_subclass(cls, kind: type, what: str) -> UnsupportedProgramError:
-        """For a tensor of a subclass."""
-        return cls(
-            f"{what} is a {kind.__name__}, a subclass of torch.Tensor",
-            why="a captured program computes with plain tensors: what the class does at each operator would be lost",
-            hint="capture the code that computes with the plain tensors inside it, or use torch.compile",
-        )
-
-    @classmethod
-    def of_operator(cls, name: str, at: object = None) -> UnsupportedProgramError:
-        """For an operator without a fake implementation."""
-        return cls(
-            f"the operator {name} has no fake implementation",
-            why=(
-                "a program is traced with fake tensors, and the shapes and dtypes of the operator's results are unknown"
-            ),
-            hint="register one with torch.library.register_fake; if the operator is torch's, wrap it in a custom "
-            "operator (torch.library.custom_op) that has one",
-            at=at,
-        )
+        super().__init__(what, why=why, hint=hint, at=at or user_location())
 
     @classmethod
     def of_causes(cls, what: str, causes: Sequence[tuple[str, str]], hint: str) -> UnsupportedProgramError:
@@ -79,7 +71,7 @@ class UnsupportedExportError(RuntimeError):
     @staticmethod
     def cause(what: str, *, why: str, hint: str, at: object = None) -> str:
         """The text of one cause, in the form of all errors."""
-        return f"{what}\n" + (f"    at   {at}\n" if at else "") + f"    why  {why}\n    try  {hint}"
+        return explanation(what, why, hint, at)
 
 
 class UnsupportedMutationError(UnsupportedProgramError):
@@ -88,6 +80,17 @@ class UnsupportedMutationError(UnsupportedProgramError):
 
 class OverlappingInputsError(UnsupportedMutationError):
     """Gradients flow through a write to an input that overlaps another: both must be views of one tensor."""
+
+
+class NoFormulaError(UnsupportedProgramError):
+    """A gradient goes through an operator for which autograd has no formula."""
+
+    @classmethod
+    def of_eager(cls, text: str) -> NoFormulaError:
+        """For one that eager refuses as well, in its words."""
+        error = cls.__new__(cls)
+        RuntimeError.__init__(error, text)
+        return error
 
 
 class DeferredError(UnsupportedProgramError):
@@ -124,23 +127,8 @@ class GradientMismatchError(InputMismatchError):
     """A captured program was called in another grad mode, or with other inputs that require or have gradients."""
 
 
-class DataDependentError(RuntimeError):
+class DataDependentError(ExplainedError):
     """A captured program depends on tensor values in a way that its graph cannot hold; the message says what to try."""
-
-    def __init__(self, what: str, *, why: str, hint: str) -> None:
-        super().__init__(f"{what}\n    why  {why}\n    try  {hint}")
-
-    @classmethod
-    def of(cls, error: Exception) -> DataDependentError:
-        """For an error that fake tensors raised because the program branches on tensor values."""
-        return cls(
-            f"the program branches on the value of a tensor\n    at   {decisive_line(error)}",
-            why=" ".join(str(error).split("\n", maxsplit=1)[0].split()),
-            hint="pass example inputs with data and on_data='decide'; use torch.cond or torch.where instead of "
-            "`if`; keep tensors instead of numbers from `.item()`; state what you know about a size with "
-            "torch._check; pass is_exporting=True if a library branches only in eager; pass capturable=True to "
-            "an optimizer",
-        )
 
 
 class NotCapturedWarning(UserWarning):

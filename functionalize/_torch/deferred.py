@@ -21,6 +21,7 @@ from functionalize._torch.fakes import CaptureFakeMode, FakeFactory, FakeTensor,
 from functionalize._torch.symbols.tracing import TensorTracker
 from functionalize._torch.tensors import storage_id, storage_key
 from functionalize.patches import Patch, Patches
+from functionalize.refusals.calls import CUDA_IN_FAKE_MODE
 
 Intercept = Callable[[Any, Any, Any], Any]  # what is done: an op, its arguments
 
@@ -199,10 +200,7 @@ class PlainFakeMode(FakeTensorMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self._refuses_cuda and kwargs and _is_cuda(kwargs.get("device")):
-            raise RuntimeError(
-                "a CUDA tensor in fake_mode, on a machine without CUDA\n    why  code that runs in this mode would "
-                "fail without it\n    try  fake_mode(fake_cuda=True)"
-            )
+            raise CUDA_IN_FAKE_MODE.error()
         return super().__torch_dispatch__(func, types, args, kwargs or {})
 
 

@@ -32,14 +32,10 @@ from functionalize._torch.elementwise import elementwise_strides
 from functionalize._torch.symbols.sizes import decide_broadcasts, hint_of, unbacked
 from functionalize._torch.tensors import PLAIN_TYPES, is_symbolic, set_versions
 from functionalize.ops import traits
+from functionalize.refusals.calls import USED_BY_OTHER_THREAD
 
 _RULES_OF_MODE: Any = registered_hop_fake_fns  # of higher-order operators, by these
 _META = torch.device("meta")
-_ELSEWHERE = (
-    "this thread runs a model, or an object, that another thread is capturing\n    why  its tensors are replaced by "
-    "fake tensors until the capture ends\n    try  finish the capture before other threads run the model, or let "
-    "the threads share a lock"
-)
 _SIZE = torch.ops.aten.size.default  # as C++ asks for numbers
 _ITEM = torch.ops.aten._local_scalar_dense.default  # of complex numbers there are no symbols
 _ALIGNED = torch.ops.aten._nested_tensor_from_mask_left_aligned.default  # torch runs its kernel on zeros
@@ -208,7 +204,7 @@ class CaptureFakeMode(MetasFakeMode):
         if isinstance(func, HigherOrderOperator) and func not in _RULES_OF_MODE:
             return super().__torch_dispatch__(func, types, args, kwargs)
         if self._ended and any(type(leaf) in _REAL for leaf in pytree.tree_leaves((args, kwargs))):
-            raise RuntimeError(_ELSEWHERE)  # a fake tensor that was read just before the capture ended
+            raise USED_BY_OTHER_THREAD.error()  # a fake tensor that was read just before the capture ended
         if _has_symbols(args) or (kwargs and _has_symbols(kwargs.values())):
             with self._not_constant(func, args, kwargs):
                 return super().__torch_dispatch__(func, types, args, kwargs)
@@ -277,7 +273,7 @@ class CaptureFakeMode(MetasFakeMode):
     def _refuse_other_threads(self) -> None:
         other = self.thread not in (None, threading.get_ident())
         if other and torch._C._current_graph_task_id() == -1:  # autograd may work in threads of its own
-            raise RuntimeError(_ELSEWHERE)
+            raise USED_BY_OTHER_THREAD.error()
 
 
 Mode = TypeVar("Mode", bound=CaptureFakeMode)

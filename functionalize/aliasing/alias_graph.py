@@ -21,8 +21,12 @@ from functionalize.aliasing.bases import Base, HandleRef, View
 from functionalize.aliasing.geometry import Layout, hint, hinted_span, is_empty
 from functionalize.aliasing.overlap import RouteStep, as_dtype, flat_base_layout, reaches, route
 from functionalize.aliasing.view_rules import Call, Value, ViewRule
-from functionalize.errors import UnsupportedMutationError
 from functionalize.ops import traits
+from functionalize.refusals.writes import (
+    STORAGE_OF_DATA_DEPENDENT_SIZE,
+    STORAGE_OF_UNKNOWN_SIZE,
+    STORAGE_SHARED_UNKNOWN,
+)
 
 aten = torch.ops.aten
 
@@ -185,12 +189,7 @@ class AliasGraph:
         top = base.top.layout
         grown = base.capacity is not None and not (type(base.capacity) is int and base.capacity == 0)
         if grown and unbacked(top.size) and not is_empty(layout):
-            raise UnsupportedMutationError(
-                f"a tensor of size {tuple(layout.size)} in a resized storage, which held a tensor of size "
-                f"{tuple(top.size)}",
-                why="the size of the storage before it was resized is data-dependent",
-                hint="allocate a new tensor of the final size, and copy the old elements into it",
-            )
+            raise STORAGE_OF_DATA_DEPENDENT_SIZE.error(size=tuple(layout.size), old=tuple(top.size))
         source = base.top if reaches(top, layout) else self._make_flat_base(base, layout)
         if source.layout.dtype != layout.dtype:
             recast = as_dtype(source.layout, layout.dtype)
@@ -205,12 +204,7 @@ class AliasGraph:
         old = base.top
         around = flat_base_layout(old.layout, layout)
         if around is None:
-            raise UnsupportedMutationError(
-                f"a tensor of size {tuple(layout.size)} at offset {layout.offset} shares a storage with one of size "
-                f"{old.layout.size}",
-                why="which elements the two share depends on sizes that are unknown while the program is traced",
-                hint="trace with static shapes (tracing_mode='fake'), or pass tensors that do not share a storage",
-            )
+            raise STORAGE_SHARED_UNKNOWN.error(size=tuple(layout.size), offset=layout.offset, other=old.layout.size)
         rule = _addressed(around, old.layout)
         base.seed = _seed(base, around, rule, old)
         return base.put_on_top(around, rule)
@@ -261,8 +255,4 @@ def _held(base: Base, layout: Layout, old: Layout) -> int:
         return int(base.capacity // layout.dtype.itemsize - layout.offset)
     if hinted_span(old) == (0, hint(base.capacity)):
         return 0
-    raise UnsupportedMutationError(
-        f"a tensor of size {tuple(old.size)} is resized in a storage that is larger than the tensor",
-        why="the size of that storage depends on sizes for which the graph has no symbol",
-        hint="trace with static shapes (tracing_mode='fake'), or resize a tensor that fills its storage",
-    )
+    raise STORAGE_OF_UNKNOWN_SIZE.error(size=tuple(old.size))

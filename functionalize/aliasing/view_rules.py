@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from functionalize.aliasing.geometry import Layout
-from functionalize.errors import UnsupportedMutationError
+from functionalize.refusals.writes import BOOL_WRITTEN_AS_BYTES
 
 aten = torch.ops.aten
 Value = Any
@@ -163,11 +163,7 @@ def recast(source: Layout, out: Layout, dtype: torch.dtype) -> ViewRule:
         return whole
 
     def inverse(call: Call, base: LazyValue, view: Value) -> Value:
-        raise UnsupportedMutationError(
-            f"a bool tensor is written through a view of dtype {dtype}",
-            why="kernels that copy bools keep only whether each byte is zero",
-            hint="allocate the memory as torch.uint8, and view it as torch.bool",
-        )
+        raise BOOL_WRITTEN_AS_BYTES.error(dtype=dtype)
 
     return replace(whole, inverse=inverse)
 

@@ -22,7 +22,6 @@ from functionalize._torch import (
     FOLLOWED_VIEW,
     PLAIN_TYPES,
     VERSION,
-    VIEW,
     DisableTorchFunction,
     FakeTensorMode,
     has_tangent,
@@ -52,13 +51,14 @@ from functionalize._torch.dynamo import (
 from functionalize._torch.symbols.sizes import has_symbol
 from functionalize.aliasing.geometry import Layout, hint
 from functionalize.call_stack import Scopes, line_of_trace
-from functionalize.errors import OverlappingInputsError, UnsupportedProgramError, check_remove
+from functionalize.errors import NoFormulaError, OverlappingInputsError, UnsupportedProgramError, check_remove
 from functionalize.graph_capture.inputs.inputs import TracedInput
 from functionalize.graph_capture.inputs.view_inputs import view_of, with_roots
 from functionalize.graph_capture.recording import RecordingSession
-from functionalize.graph_capture.refusals.torch_errors import unanswerable
 from functionalize.graph_capture.trace.checkpointing import CheckpointRegions
 from functionalize.python_state.reconstruct import GraphNumber
+from functionalize.refusals.gradients import INPUT_FOLLOWS_VIEW, INPUT_IS_VIEW
+from functionalize.refusals.tensors import SUBCLASS
 from functionalize.runtime.arguments import base_of
 from functionalize.runtime.autograd.joint import Derivative, ForwardCall, JointGraph, Orders
 from functionalize.runtime.autograd.partition import PartitionFn, partition
@@ -73,7 +73,6 @@ from functionalize.runtime.metadata import ProgramMetadata, needed_results
 from functionalize.runtime.outputs.side_effects import LeftInObjects
 from functionalize.tracing.fakeify import fresh
 from functionalize.transform.api import run_call
-from functionalize.transform.handlers.custom_ops import NoFormulaError
 from functionalize.verify import assert_functional
 
 Compiler = Callable[[GraphModule, list[Any]], Callable[..., Any]]
@@ -142,7 +141,7 @@ def dynamo_backend(
             )
         named = lookup_backend(compiler) if isinstance(compiler, str) else compiler
         for node in filter(asks_base, graph.graph.nodes):
-            raise unanswerable(VIEW, node.all_input_nodes[0].name, line_of_trace(node.stack_trace))
+            raise INPUT_IS_VIEW.error(line_of_trace(node.stack_trace), input=node.all_input_nodes[0].name)
         modes = {DEFAULT_DTYPE: default_dtype_before()}
         return _Backend(graph, named, remove, partition_fn, modes).compile(inputs)
 
@@ -346,7 +345,7 @@ class _Backend:
             if question != FOLLOWED_VIEW or entry.argument is None:
                 continue
             if ASKED_PROPERTIES[FOLLOWED_VIEW](fakes[entry.argument]):
-                raise unanswerable(FOLLOWED_VIEW, entry.name, line)
+                raise INPUT_FOLLOWS_VIEW.error(line, input=entry.name)
 
     def _handle(self, fake: torch.Tensor) -> torch.Tensor:
         """What the graph runs on: a tensor to which it may write."""
@@ -378,7 +377,7 @@ def _stand_in(inputs: Sequence[TracedInput], handle: Callable[[torch.Tensor], to
 
 def _plain(value: torch.Tensor, name: str) -> torch.Tensor:
     if type(value) not in PLAIN_TYPES:
-        raise UnsupportedProgramError.of_subclass(type(value), f"`{name}`")
+        raise SUBCLASS.error(tensor=f"`{name}`", kind=type(value).__name__)
     return value
 
 

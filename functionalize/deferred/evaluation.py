@@ -22,9 +22,9 @@ from functionalize.deferred.externals import Externals
 from functionalize.deferred.random.draws import Draws
 from functionalize.deferred.random.fills import fill_of
 from functionalize.deferred.specs import spec_of
-from functionalize.errors import DeferredError
 from functionalize.ops import traits
 from functionalize.ops.variants import in_place_of, written_view
+from functionalize.refusals.deferred import DEFERRED_FOR_MISSING_DEVICE
 
 aten = torch.ops.aten
 Done = Callable[[Node, Any], None]
@@ -114,11 +114,7 @@ class Evaluation:
         if here(device) == device:
             return device
         if self._device is None:
-            raise DeferredError(
-                f"a deferred tensor was made for the device {device}",
-                why="this machine has no such device",
-                hint='name a device that it has: materialize_module(module, device="cpu")',
-            )
+            raise DEFERRED_FOR_MISSING_DEVICE.error(device=device)
         return self._device
 
 

@@ -15,7 +15,8 @@ from torch.fx import Graph, Node
 
 from functionalize._torch.tensors import belongs_to_others, check_sum
 from functionalize.call_stack import Location, user_location
-from functionalize.errors import DeferredError, name_of, variable_of
+from functionalize.errors import name_of, variable_of
+from functionalize.refusals.deferred import OUTSIDE_TENSOR_CHANGED
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +66,7 @@ class Externals:
         """Raise if something has changed by which a construction decided."""
         for external in guards:
             if external.changed:
-                raise _changed(external)
+                raise OUTSIDE_TENSOR_CHANGED.error(external.line, tensor=external.name or name_of(external.tensor))
 
     def read(self, node: Node, root: torch.nn.Module) -> Any:
         """What a node reads.
@@ -77,14 +78,5 @@ class Externals:
         if external is None:
             return getattr(root, str(node.target))
         if external.changed:
-            raise _changed(external)
+            raise OUTSIDE_TENSOR_CHANGED.error(external.line, tensor=external.name or name_of(external.tensor))
         return external.tensor
-
-
-def _changed(external: External) -> DeferredError:
-    return DeferredError(
-        f"{external.name or name_of(external.tensor)} was changed after a deferred construction read it",
-        why="the materialized tensors would differ from those that the construction computed",
-        hint="materialize before you change the tensor, or pass a copy (`.clone()`) to the construction",
-        at=external.line,
-    )

@@ -14,7 +14,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.overrides import TorchFunctionMode
 
 from functionalize._torch import FakeTensor, below_all_modes, pytree
-from functionalize.deferred.refusals import address_asked
+from functionalize.refusals.deferred import DEFERRED_ADDRESS_READ
 
 _LAZY = (UninitializedParameter, UninitializedBuffer)
 _MAKE_LAZY = {kind.__new__.__code__ for kind in _LAZY}
@@ -48,7 +48,7 @@ class DeferredFunctionMode(TorchFunctionMode):
     def _of_deferred(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """A call on a deferred tensor."""
         if func is _DATA_PTR:
-            raise address_asked()
+            raise DEFERRED_ADDRESS_READ.error()
         if func is _FORMAT and not args[0].dim():
             return format(self._value(args[0]), *args[1:])
         if func in _ARRAYS:

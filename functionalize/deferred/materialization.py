@@ -17,11 +17,10 @@ from functionalize._torch.deferred import attributes_of_users, is_sole_user
 from functionalize._torch.dispatch import kernels_alone
 from functionalize.aliasing.geometry import Layout
 from functionalize.deferred.recording import Cell, Recording
-from functionalize.deferred.refusals import recorded_now
 from functionalize.deferred.shards.rules import Window
 from functionalize.deferred.shards.sharding import in_own_memory
 from functionalize.deferred.shards.views import part_behind
-from functionalize.errors import DeferredError, NotDeferredError
+from functionalize.refusals.deferred import DEFERRED_LAYOUT, MATERIALIZED_INSIDE, NOT_DEFERRED, VIEW_OF_CONVERTED_DTYPE
 
 aten = torch.ops.aten
 _MADE = "_functionalize_made"  # what a fake tensor was made into
@@ -132,19 +131,11 @@ def _where(tensor: torch.Tensor) -> tuple[Any, Any, Any]:
 def _cell(recording: Recording, tensor: FakeTensor) -> Cell:
     cell = recording.cell_of(tensor)
     if cell is None and tensor.fake_mode is recording.mode and tensor.layout is not torch.strided:
-        raise DeferredError(
-            f"cannot materialize a tensor of layout {tensor.layout} and size {tuple(tensor.size())}",
-            why="only strided tensors can be deferred",
-            hint="keep the dense tensor, and convert it after it is materialized",
-        )
+        raise DEFERRED_LAYOUT.error(layout=tensor.layout, size=tuple(tensor.size()))
     if cell is None and tensor.fake_mode is recording.mode and recording.active:
-        raise recorded_now()
+        raise MATERIALIZED_INSIDE.error()
     if cell is None:
-        raise NotDeferredError(
-            f"cannot materialize a fake tensor of size {tuple(tensor.size())}",
-            why="it was not made inside deferred_init, so how to compute it was not recorded",
-            hint="make it inside deferred_init(function, ...)",
-        )
+        raise NOT_DEFERRED.error(size=tuple(tensor.size()))
     return cell
 
 
@@ -199,12 +190,7 @@ def _dressed(tensor: FakeTensor, real: torch.Tensor) -> torch.Tensor:
 
 def _refuse_other_dtype(cell: Cell) -> None:
     if cell.made is not None and cell.made.dtype != cell.layout.dtype:
-        raise DeferredError(
-            f"a {cell.layout.dtype} tensor that also has a view of another dtype is to be converted to "
-            f"{cell.made.dtype}",
-            why="conversion changes the bytes that the view reads",
-            hint="materialize without `dtype`, and convert the tensors afterwards",
-        )
+        raise VIEW_OF_CONVERTED_DTYPE.error(dtype=cell.layout.dtype, to=cell.made.dtype)
 
 
 def _of_kind(tensor: FakeTensor, real: torch.Tensor) -> torch.Tensor:

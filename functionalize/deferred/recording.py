@@ -45,10 +45,10 @@ from functionalize.deferred.function_mode import DeferredFunctionMode
 from functionalize.deferred.random.draws import Draws
 from functionalize.deferred.random.fills import fill_of
 from functionalize.deferred.recorder import DeferredRecorder
-from functionalize.deferred.refusals import explained, inside_of_trace
+from functionalize.deferred.refusals import explained
 from functionalize.deferred.shards.sharding import ShardEvaluation
 from functionalize.deferred.specs import specs_of
-from functionalize.errors import DeferredError
+from functionalize.refusals.deferred import DEFERRED_INSIDE_TRACE, MATERIALIZED_TENSOR_WRITTEN, OUTSIDE_TENSOR_WRITTEN
 from functionalize.tracing.metas import METAS
 from functionalize.transform.api import new_mode, run_call, tracing_disabled
 from functionalize.transform.context import FunctionalizationContext
@@ -106,7 +106,7 @@ class Recording:
             if self.active:
                 return program(*args, **kwargs)
             if current_proxy_mode() is not None or functionalized_outside():
-                raise inside_of_trace()
+                raise DEFERRED_INSIDE_TRACE.error()
             with self.mode.silent():
                 try:
                     with recording(self.tracer, self.mode, symbolic=False), self.recorder:
@@ -349,17 +349,7 @@ class WriteWatch:
         """Refuse a write to a tensor from outside, or to memory that has become real."""
         storage = view.base.storage
         if isinstance(storage, torch.UntypedStorage) and storage.device.type != "meta":
-            raise DeferredError(
-                f"{op} writes to a tensor of size {tuple(view.layout.size)} that was made outside the deferred "
-                "construction",
-                why="a deferred construction runs later, perhaps more than once, so it must not change tensors "
-                "outside it",
-                hint="write to a copy (`.clone()`), or make the tensor inside the construction",
-            )
+            raise OUTSIDE_TENSOR_WRITTEN.error(op=op, size=tuple(view.layout.size))
         cell = self._recording.cells.get(view.base.key)
         if cell is not None and cell.made is not None:
-            raise DeferredError(
-                f"{op} writes to a deferred tensor of size {tuple(view.layout.size)} that is already materialized",
-                why="the real tensor would not see the write",
-                hint="write to the real tensor, which materialize_tensor returns",
-            )
+            raise MATERIALIZED_TENSOR_WRITTEN.error(op=op, size=tuple(view.layout.size))

@@ -12,6 +12,10 @@ import torch
 from functionalize._torch.fakes import operator_without_fake
 from functionalize.call_stack import decisive_line
 from functionalize.errors import DeferredError
+from functionalize.refusals.deferred import (
+    DEFERRED_MEMORY_READ,
+    NO_META_KERNEL,
+)
 
 _MEMORY = re.compile(  # what torch says of a tensor without memory, by the function that asks for it
     r"data is not allocated yet|Cannot access data pointer|Not available for 'meta' device|_share_\w+: only available"
@@ -23,57 +27,10 @@ def explained(error: Exception) -> DeferredError | None:
     """An error of fake tensors in other words, where it is one of those that are known."""
     operator = operator_without_fake(error) or operator_without_fake(error.__cause__)
     if operator is not None:
-        return DeferredError(
-            f"{operator} on deferred tensors",
-            why="the operator has no meta kernel, so the shapes and dtypes of its results are unknown until it runs",
-            hint="register one with torch.library.register_fake, or call the operator outside deferred_init and "
-            "pass its result",
-            at=decisive_line(error),
-        )
+        return NO_META_KERNEL.error(decisive_line(error), op=operator)
     if _MEMORY.search(str(error)):
-        return DeferredError(
-            "the construction reads the memory of a deferred tensor",
-            why=(
-                "a deferred tensor has no memory yet, and the read does not go through the dispatcher, where it "
-                "would be computed"
-            ),
-            hint=(
-                "read values with tolist(), item() or numpy(), which compute them; read memory after the tensor is "
-                "materialized"
-            ),
-            at=decisive_line(error),
-        )
+        return DEFERRED_MEMORY_READ.error(decisive_line(error))
     return None
-
-
-def recorded_now() -> DeferredError:
-    """For a construction that makes its own tensors real while it is recorded."""
-    return DeferredError(
-        "a tensor is materialized inside the construction that makes it",
-        why="what the construction does to it afterwards would be lost",
-        hint="materialize after deferred_init has returned; to read values, use tolist(), item() or numpy()",
-    )
-
-
-def address_asked() -> DeferredError:
-    """For a program that asks where a deferred tensor lies."""
-    return DeferredError(
-        "the construction reads the address of a deferred tensor (data_ptr)",
-        why="a deferred tensor has no memory yet",
-        hint=(
-            "read it after the tensor is materialized; to learn whether two tensors share memory, compare "
-            "untyped_storage()._cdata"
-        ),
-    )
-
-
-def inside_of_trace() -> DeferredError:
-    """For a construction that is deferred while a graph is traced."""
-    return DeferredError(
-        "deferred_init, or an operation on a deferred tensor, inside a traced function",
-        why="the tracer records the operators itself, and replaces tensors by its own",
-        hint="construct the module outside, and trace the function that runs it",
-    )
 
 
 def not_callable(value: object) -> TypeError:

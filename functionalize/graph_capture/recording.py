@@ -17,8 +17,7 @@ from functionalize._torch import FakeTensor, is_symbolic
 from functionalize._torch.autograd import checkpoint_frames_noted, functions_noted
 from functionalize._torch.fakes import FakeFactory, FakeTensorMode, below_dispatch, data_dependent
 from functionalize._torch.symbols.tracing import new_placeholder, recording, track
-from functionalize.call_stack import Origin
-from functionalize.errors import DataDependentError
+from functionalize.call_stack import Origin, decisive_line
 from functionalize.graph_capture.backward.joint_graph import JointTracer
 from functionalize.graph_capture.finish.finalize import GraphFinalizer
 from functionalize.graph_capture.finish.objects import ObjectGraph
@@ -30,6 +29,7 @@ from functionalize.graph_capture.refusals.torch_errors import explained, replaye
 from functionalize.graph_capture.trace.checkpointing import CheckpointRegions
 from functionalize.graph_capture.trace.data_oracle import Decider
 from functionalize.graph_capture.trace.default_dtypes import DefaultDtypes
+from functionalize.refusals.values import BRANCH
 from functionalize.runtime.calls.specialization import Recorded
 from functionalize.runtime.guards.modes import changed_modes, modes_now, set_modes
 from functionalize.runtime.outputs.side_effects import LeftInObjects
@@ -160,7 +160,8 @@ class RecordingSession:
                 mode, partial(self._ran, run, mode.context.endings), (), {}, end, reached=fakes
             )
         except data_dependent() as error:
-            raise DataDependentError.of(error) from error
+            reason = " ".join(str(error).split("\n", maxsplit=1)[0].split())
+            raise BRANCH.error(decisive_line(error), reason=reason) from error
         except (RuntimeError, TypeError, IndexError, ValueError) as error:
             known = explained(error) or replayed(error, mode.context.notes.reshapes.any)
             if known is None:

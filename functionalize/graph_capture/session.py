@@ -38,7 +38,7 @@ from functionalize.graph_capture.refusals.changed_code import code_put_back
 from functionalize.graph_capture.refusals.iterators import iterators_kept
 from functionalize.graph_capture.refusals.leaks import Traced, take_back
 from functionalize.graph_capture.refusals.schedules import ScheduleSteps
-from functionalize.graph_capture.refusals.torch_errors import UNANSWERABLE, unanswerable
+from functionalize.graph_capture.refusals.torch_errors import UNANSWERABLE
 from functionalize.graph_capture.request import CaptureRequest
 from functionalize.graph_capture.trace.data_oracle import Decider
 from functionalize.graph_capture.trace.example_data import ExampleData, NoDataError
@@ -297,7 +297,7 @@ class CaptureSession(RecordingSession):
             for name, line in self._asked.of(id(entry.fake), id(getattr(entry.edge, "node", None))):
                 told = name in UNANSWERABLE and ASKED_PROPERTIES[name](entry.value)
                 if told and not ASKED_PROPERTIES[name](entry.fake):
-                    raise unanswerable(name, entry.target or entry.name, line) from cause
+                    raise UNANSWERABLE[name].error(line, input=entry.target or entry.name) from cause
 
     def _questions(self, recorded: Recorded) -> set[tuple[int, str]]:
         """What the program asked of inputs, by their numbers, or may have: whether arguments are parameters."""

@@ -20,9 +20,9 @@ from torch.export.graph_signature import InputKind
 from functionalize._torch import pytree
 from functionalize.aliasing.geometry import Layout
 from functionalize.aliasing.view_rules import OpCall
-from functionalize.errors import DataDependentError
 from functionalize.python_state.reconstruct import GraphNumber
 from functionalize.python_state.slots import Slot
+from functionalize.refusals.values import OTHER_RANK
 from functionalize.runtime.decisions import Answers, Decision
 from functionalize.runtime.outputs.side_effects import LeftInObjects, ScheduleStep, SideEffect
 
@@ -97,12 +97,7 @@ class SymbolBindings:
     def bind_layout(self, layout: Layout, tensor: torch.Tensor) -> None:
         """Read symbols off a tensor of a known layout."""
         if tensor.dim() != len(layout.size):
-            raise DataDependentError(
-                f"a tensor has {tensor.dim()} dimensions in this call, and had {len(layout.size)} when the program "
-                "was captured",
-                why="squeeze() removes dimensions of size 1, and which dimensions those are is data-dependent",
-                hint="pass a dimension that always has size 1 to squeeze(), or capture with on_data='decide'",
-            )
+            raise OTHER_RANK.error(now=tensor.dim(), before=len(layout.size))
         for expression, number in zip(layout.size, tensor.size(), strict=True):
             if type(expression) is not int:
                 self.bind_size(expression, number)

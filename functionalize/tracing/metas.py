@@ -14,8 +14,8 @@ import torch
 
 from functionalize._torch.symbols.sizes import forget_offset, unbacked
 from functionalize._torch.tensors import INTERPOLATIONS, suggest_memory_format
-from functionalize.errors import UnsupportedProgramError
 from functionalize.ops import traits
+from functionalize.refusals.values import LEAST_SQUARES_DEVICE, LEAST_SQUARES_DRIVER, PADDED_SEQUENCE_PACKED
 from functionalize.tracing.cudnn_metas import CUDNN_METAS
 from functionalize.tracing.sparse_elements import SPARSE_METAS
 
@@ -67,13 +67,7 @@ def _check(condition: Any, message: str) -> None:
 
 def _pack_padded_sequence(input: Any, lengths: Any, batch_first: bool) -> Any:
     """What it packs is read by the kernels of recurrent layers on the CPU as numbers, step by step."""
-    raise UnsupportedProgramError(
-        "the program packs a padded sequence (pack_padded_sequence, pack_sequence)",
-        why="torch's recurrent layers read the batch size of each step from the data, and no operator of a graph "
-        "computes that",
-        hint="run the layer on the padded tensor and mask the positions beyond each length, or pack outside the "
-        "captured program",
-    )
+    raise PADDED_SEQUENCE_PACKED.error()
 
 
 def _multilabel_margin_loss_forward(input: Any, target: Any, reduction: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -122,14 +116,7 @@ def _ctc_loss_backward(gradient: Any, log_probs: Any, *others: Any) -> torch.Ten
 def _lstsq(a: Any, b: Any, rcond: Any = None, *, driver: str | None = None) -> Any:
     """After ``aten/src/ATen/native/BatchLinearAlgebra.cpp``; torch has no meta kernel, as sizes may depend on data."""
     if a.device.type != "cpu":
-        raise UnsupportedProgramError(
-            f"the program solves least squares (linalg.lstsq) on the device {a.device.type!r}",
-            why=(
-                "the results of this device's kernel have shapes that torch does not define before it runs; only "
-                "those of the CPU's kernel are known"
-            ),
-            hint="use torch.linalg.pinv or torch.linalg.qr, or solve it on the CPU",
-        )
+        raise LEAST_SQUARES_DEVICE.error(device=a.device.type)
     driver, vectors = driver or "gelsy", a.dim() - b.dim()
     _check(a.dim() >= 2 and 0 <= vectors <= 1, "input.dim() must be greater or equal to other.dim(), by 1 at most")
     columns = b.unsqueeze(-1) if vectors else b
@@ -138,11 +125,7 @@ def _lstsq(a: Any, b: Any, rcond: Any = None, *, driver: str | None = None) -> A
     own, batch = a.size()[:-2], torch.broadcast_shapes(a.size()[:-2], columns.size()[:-2])
     by_singular_values = driver in ("gelss", "gelsd")
     if by_singular_values and rows > n:
-        raise UnsupportedProgramError(
-            f"the program solves least squares by the driver {driver!r}, for more equations than unknowns",
-            why="it returns residuals only for matrices of full rank, which is data-dependent",
-            hint="use another driver ('gels', 'gelsy'), and compute the residuals from the solution if you need them",
-        )
+        raise LEAST_SQUARES_DRIVER.error(driver=driver)
     solution = columns.new_empty([*batch, count, max(rows, n)]).mT[..., :n, :]
     residuals = [*batch, count] if driver == "gels" and rows > n else [0]
     singular = [*own, min(rows, n)] if by_singular_values else [0]

@@ -38,9 +38,11 @@ from functionalize.aliasing.history import Historian
 from functionalize.aliasing.regenerate import commit, regenerate, top_value
 from functionalize.aliasing.tensor_queries import is_fake, same_strides, tensor_leaves
 from functionalize.aliasing.view_rules import Value
-from functionalize.errors import UnsupportedMutationError, UnsupportedProgramError, name_of
+from functionalize.errors import UnsupportedMutationError, name_of
 from functionalize.ops import tables
 from functionalize.ops.calls import draws
+from functionalize.refusals.tensors import SUBCLASS
+from functionalize.refusals.writes import CONSTANT_RESHAPED, DATA_OF_OTHER_SHAPE, SET_TO_DEAD_STORAGE, STILL_A_VIEW
 from functionalize.transform import dry_run
 from functionalize.transform.borrowed_memory import BorrowedMemory
 from functionalize.transform.gradients.autograd_notes import AutogradNotes
@@ -50,10 +52,6 @@ from functionalize.transform.values import ADDRESSING, ValueExecutor
 
 aten = torch.ops.aten
 
-
-_STILL_A_VIEW = (
-    "its `.data` was replaced, but autograd still treats it as a view, and the write as one to the view's base"
-)
 
 _MAY_SHARE = (
     "a tensor is reshaped, and one of the two tensors is written. Where a data-dependent size is 1, eager's result "
@@ -65,9 +63,9 @@ _MAY_SHARE = (
 class _Sharing:
     """Why a tensor is not to be written."""
 
-    reason: str
     held: torch.Tensor  # itself, so that its storage is not another's
     other: weakref.ref[torch.Tensor] | None  # what shares its memory
+    refusal: Callable[..., UnsupportedMutationError] | None = None  # makes the error; None where `ones` say it
     ones: Sequence[Any] = ()  # data-dependent sizes: it shares it where one of them is one
 
 
@@ -121,7 +119,7 @@ class FunctionalizationContext:
         own = () if self.takes_subclasses else set(kinds) - PLAIN_TYPES
         for kind in own:
             if issubclass(kind, torch.Tensor):
-                raise UnsupportedProgramError.of_subclass(kind, "a tensor that the program uses")
+                raise SUBCLASS.error(tensor="a tensor that the program uses", kind=kind.__name__)
 
     def has_unknown_elements(self, tensor: torch.Tensor) -> bool:
         """Whether a captured program asks for the data-dependent elements of a sparse tensor."""
@@ -212,16 +210,11 @@ class FunctionalizationContext:
         sharings = self._protected.get(storage_key(handle), []) if self._protected else []
         for sharing in [*sharings]:
             if sharing.other is None or sharing.other() is not None:
-                if sharing.ones:
+                if sharing.refusal is None:
                     self._check_several(sharing.ones)
                     sharings.remove(sharing)  # checked once
                     continue
-                raise UnsupportedMutationError(
-                    f"a write to a tensor of shape {tuple(handle.size())}",
-                    why=sharing.reason,
-                    hint="compute a new tensor from the changed parts, or write to a copy from `.to_dense()` or "
-                    "`.dequantize()`",
-                )
+                raise sharing.refusal(size=tuple(handle.size()))
         if not self.executor.observed:
             self.executor.sync_memory(handle, value)  # memory is all that anybody will read
             return
@@ -252,17 +245,13 @@ class FunctionalizationContext:
         if self.executor.observed:
             followed = self.notes.hides_writes is not None and handle.requires_grad and not is_leaf_to_autograd(handle)
             if followed and not (same(handle.size(), source.size()) and same_strides(handle, source)):
-                raise UnsupportedMutationError(
-                    "`.data =` changes the size or strides of a computed tensor that requires gradients",
-                    why="autograd would compute its gradient for the old size and strides",
-                    hint="use the new tensor itself, or assign to `.data` of a detached tensor",
-                )
+                raise DATA_OF_OTHER_SHAPE.error()
             with below_mode(self.enter()), below_autograd():
                 self.refuse_constant(handle)
                 self.unshare(handle)
                 view = self.graph.ensure(source)
                 if handle.requires_grad and is_view(handle):
-                    self.protect(source, _STILL_A_VIEW)
+                    self.protect(source, STILL_A_VIEW.error)
                 self.notes.note_data(handle, source)
                 self.endings.note(source, "given to `.data`")
                 self.graph.track(handle, view)
@@ -309,20 +298,22 @@ class FunctionalizationContext:
         if holding is not None:
             self.prepare_resize(holding)
         elif self.executor.observed and storage.nbytes():
-            raise UnsupportedMutationError(
-                f"set_ to a storage of {storage.nbytes()} bytes without a live tensor",
-                why="the graph knows the contents of a storage by its tensors, and none is left",
-                hint="call set_ with a tensor, or keep a tensor of that storage alive",
-            )
+            raise SET_TO_DEAD_STORAGE.error(nbytes=storage.nbytes())
         return holding
 
-    def protect(self, handle: torch.Tensor, reason: str, other: torch.Tensor | None = None) -> None:
+    def protect(
+        self,
+        handle: torch.Tensor,
+        refusal: Callable[..., UnsupportedMutationError],
+        other: torch.Tensor | None = None,
+    ) -> None:
         """From now on refuse writes to a handle: another tensor has its memory, and would not see them.
 
-        ``other``: that tensor, where writes stay unseen once it, and all views of it, are gone.
+        ``refusal``: makes the error, of a size. ``other``: that tensor, where writes stay unseen once it, and all views
+        of it, are gone.
         """
         if self.executor.observed:
-            sharing = _Sharing(reason, handle, None if other is None else weakref.ref(other))
+            sharing = _Sharing(handle, None if other is None else weakref.ref(other), refusal)
             self._protected.setdefault(storage_key(handle), []).append(sharing)
 
     def note_copy(self, source: torch.Tensor, copy: torch.Tensor, ones: Sequence[Any]) -> None:
@@ -331,7 +322,7 @@ class FunctionalizationContext:
         The graph checks that no size is one, where one of both tensors is written while the other is alive.
         """
         for one, other in ((source, copy), (copy, source)) if self.executor.observed else ():
-            sharing = _Sharing("", one, weakref.ref(other), ones)
+            sharing = _Sharing(one, weakref.ref(other), ones=ones)
             self._protected.setdefault(storage_key(one), []).append(sharing)
 
     def _check_several(self, sizes: Sequence[Any]) -> None:
@@ -359,14 +350,7 @@ class FunctionalizationContext:
         """Raise if a handle is a constant of the trace: in a graph its metadata cannot be changed."""
         view = self.graph.find(handle)
         if self.executor.is_constant(handle) and (view is None or view.base.is_original(handle)):
-            raise UnsupportedMutationError(
-                f"the size or strides of {name_of(handle)}, which is not an input, change in place",
-                why=(
-                    "the tensor is a constant of the graph: a call can write its data back, but not its size and "
-                    "strides"
-                ),
-                hint="pass it as an argument (the state of a module by torch.func.functional_call)",
-            )
+            raise CONSTANT_RESHAPED.error(tensor=name_of(handle))
 
     def unshare(self, handle: torch.Tensor) -> None:
         """Replace a handle whose metadata is about to change wherever it stands as a value."""

@@ -22,7 +22,7 @@ from functionalize.aliasing.geometry import Layout, fits, plain, same, stop
 from functionalize.aliasing.overlap import box_of
 from functionalize.aliasing.tensor_queries import counts_elements, repeated, repeats
 from functionalize.aliasing.view_rules import OpCall, Value
-from functionalize.errors import UnsupportedMutationError
+from functionalize.refusals.writes import DATA_LAZILY_NEGATED, DATA_OF_OTHER_DTYPE
 from functionalize.transform.context import FunctionalizationContext
 
 aten = torch.ops.aten
@@ -341,17 +341,9 @@ class _Metadata:
         """The ops to run on an input whose metadata changed, before its data are copied."""
         handle, key, layout = entry.handle, storage_key(entry.handle), Layout.of(entry.handle)
         if layout.dtype != entry.layout.dtype:
-            raise UnsupportedMutationError(
-                f"`.data =` changes the dtype of an input from {entry.layout.dtype} to {layout.dtype}",
-                why="no operator can change the dtype of a graph's input in place",
-                hint="return the new tensor, and assign it to `.data` outside the traced function",
-            )
+            raise DATA_OF_OTHER_DTYPE.error(before=entry.layout.dtype, after=layout.dtype)
         if (layout.conj, layout.neg) != (entry.layout.conj, entry.layout.neg):
-            raise UnsupportedMutationError(
-                "`.data =` changes whether an input is lazily conjugated or negated",
-                why="no operator can change that for a graph's input in place",
-                hint="assign the tensor's `.resolve_conj()` or `.resolve_neg()`",
-            )
+            raise DATA_LAZILY_NEGATED.error()
         size = list(handle.size())
         fresh = self.takes_fresh_storage(entry)
         if fresh:

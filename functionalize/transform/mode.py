@@ -42,6 +42,7 @@ from functionalize.errors import UnsupportedProgramError
 from functionalize.ops import tables, traits
 from functionalize.ops.tables import Kind, OpRow, ViewKind
 from functionalize.ops.variants import copying, view_of
+from functionalize.refusals.writes import QUANTIZED_WRITTEN, SPARSE_MADE_OF, SPARSE_PART_READ, SPARSE_PART_WRITTEN
 from functionalize.transform import mutation
 from functionalize.transform.context import FunctionalizationContext
 from functionalize.transform.gradients.ended_gradients import WITHOUT_GRAD_MODE
@@ -231,8 +232,10 @@ class FunctionalizeMode(TorchDispatchMode):
         copy = tables.row(func).copy if self.context.executor.remove_views and counts_elements(args[0]) else None
         out = self._functional(tables.overload(copy) if copy else func, args, kwargs)
         if isinstance(out, torch.Tensor) and func in view_rules.UNSUPPORTED_VIEWS:
-            self.context.protect(out, f"it is {func} of a tensor, and {view_rules.UNSUPPORTED_VIEWS[func]}")
-            self.context.protect(args[0], f"its part {func} was read, and would not see the write")
+            self.context.protect(
+                out, partial(SPARSE_PART_WRITTEN.error, op=func, reason=view_rules.UNSUPPORTED_VIEWS[func])
+            )
+            self.context.protect(args[0], partial(SPARSE_PART_READ.error, op=func))
         for view in tensor_leaves([out], {}):
             self.context.keep_source(view, args[0])
         return out
@@ -240,16 +243,14 @@ class FunctionalizeMode(TorchDispatchMode):
     def _of_parts(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
         out = self._functional(func, args, kwargs)
         for part in tensor_leaves(args, kwargs):
-            self.context.protect(part, f"it is a part of the result of {func}, which would not see the write", out)
+            self.context.protect(part, partial(SPARSE_MADE_OF.error, op=func), out)
         return out
 
     def _quantized(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
         out = self._functional(func, args, kwargs)
         for handle in tensor_leaves([out], {}):
             if not handle.is_quantized:
-                self.context.protect(
-                    handle, (f"it is the result of {func}, which fake tensors treat as an ordinary tensor")
-                )
+                self.context.protect(handle, partial(QUANTIZED_WRITTEN.error, op=func))
         return out
 
     def _inplace_view(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:

@@ -19,6 +19,7 @@ from functionalize.aliasing.tensor_queries import counts_elements, is_plain_stri
 from functionalize.errors import UnsupportedMutationError
 from functionalize.ops import tables, traits
 from functionalize.ops.calls import declared, draws
+from functionalize.refusals.writes import DATA_DEPENDENT_WRITE, SHARED_ELEMENTS
 from functionalize.transform import dry_run
 from functionalize.transform.handlers import custom_ops, overlapping_reads, random_ops, rounded_factors
 from functionalize.transform.writing_call import DTYPE_NAMES, VariantCall, WritingCall
@@ -76,11 +77,7 @@ def _computed(call: WritingCall, variant: VariantCall) -> Any:
         if isinstance(error, UnsupportedMutationError) or not (sized and isinstance(error, RuntimeError)):
             raise
         call.on_twins()
-        raise UnsupportedMutationError(
-            f"{call.func} on tensors with data-dependent sizes",
-            why=f"its functional variant, {variant.op}, cannot be traced with such sizes",
-            hint="use other operators, or state what you know about the sizes with torch._check",
-        ) from error
+        raise DATA_DEPENDENT_WRITE.error(op=call.func, variant=variant.op) from error
 
 
 def _entry_by_entry(call: WritingCall) -> None:
@@ -154,11 +151,7 @@ def _overlapping(call: WritingCall) -> Any:
 
 def _shared_elements(func: Any, target: torch.Tensor) -> UnsupportedMutationError:
     size, stride = tuple(target.size()), tuple(target.stride())
-    return UnsupportedMutationError(
-        f"{func} writes to a tensor of size {size} and strides {stride}, some positions of which are the same element",
-        why="eager writes such an element once for each of its positions, in an order that depends on the kernel",
-        hint="write to a copy (`.clone()`), or call the function outside the traced function",
-    )
+    return SHARED_ELEMENTS.error(op=func, size=size, strides=stride)
 
 
 def _order_matters(call: WritingCall, target: torch.Tensor) -> bool:

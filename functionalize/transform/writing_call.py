@@ -25,6 +25,8 @@ from functionalize.errors import UnsupportedMutationError
 from functionalize.ops import traits
 from functionalize.ops.calls import argument, declared
 from functionalize.ops.tables import Kind, OpRow, Written
+from functionalize.refusals.gradients import OUT_WITH_VIEWS_RESIZED
+from functionalize.refusals.writes import NOT_STRIDED_RESIZED, OUT_BEYOND_SHARED_STORAGE, OUT_RESIZED_INTO_OPERANDS
 from functionalize.transform import dry_run
 from functionalize.transform.context import FunctionalizationContext
 
@@ -220,11 +222,7 @@ class WritingCall:
     def _resize(self, handle: torch.Tensor, like: torch.Tensor) -> None:
         """Give an ``out=`` handle the layout that eager gives it; all of its elements are about to be written."""
         if not is_plain_strided(handle):
-            raise UnsupportedMutationError(
-                f"a resize of a tensor of layout {handle.layout}",
-                why="in a graph only strided tensors can be resized",
-                hint="allocate a new tensor of that size",
-            )
+            raise NOT_STRIDED_RESIZED.error(layout=handle.layout)
         context, executor = self.context, self.context.executor
         if executor.observed:
             _refuse_lost_views(context, handle)
@@ -250,11 +248,7 @@ class WritingCall:
             return
         needed, held = stop(view.layout) * view.layout.dtype.itemsize, hinted_span(top)[1]
         if decided(needed <= held) is False:
-            raise UnsupportedMutationError(
-                f"{self.func} resizes its out= beyond the {held} bytes that it shares with other tensors",
-                why="the new size of the storage is data-dependent",
-                hint="compute a new tensor, and copy it into the target",
-            )
+            raise OUT_BEYOND_SHARED_STORAGE.error(op=self.func, held=held)
 
     def _refuse_reading(self, handle: torch.Tensor, value: Value) -> None:
         """Raise where an `out=` that is to be resized is an argument, too."""
@@ -275,18 +269,10 @@ class WritingCall:
                 raise self._overlapping(resized.size())
 
     def _overlapping(self, size: Sequence[Any]) -> UnsupportedMutationError:
-        return UnsupportedMutationError(
-            f"{self.func} resizes its out= to {tuple(size)}, into memory that it reads or writes",
-            why="eager's result then depends on the order in which its kernel visits the elements",
-            hint="pass an out= of the right size, or one that shares no memory with the arguments",
-        )
+        return OUT_RESIZED_INTO_OPERANDS.error(op=self.func, size=tuple(size))
 
 
 def _refuse_lost_views(context: FunctionalizationContext, handle: torch.Tensor) -> None:
     """Raise where a fake tensor that has views, and a gradient, is about to get another size."""
     if is_fake(handle) and handle.requires_grad and context.views_beside(handle):
-        raise UnsupportedMutationError(
-            "an out= that requires gradients and has views is resized",
-            why="autograd would replay the views on the resized tensor; eager's gradients fail there",
-            hint="pass an out= of the right size, or one that is detached",
-        )
+        raise OUT_WITH_VIEWS_RESIZED.error()

@@ -25,6 +25,7 @@ LAYERS = {
     "errors": 0,
     "patches": 0,
     "reachability": 0,
+    "refusals": 0,
     "uninterrupted": 0,
     "_torch": 1,
     "aliasing": 2,

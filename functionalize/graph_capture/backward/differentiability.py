@@ -11,20 +11,36 @@ from typing import Any
 
 import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
-from torch.fx import Node
 
 from functionalize._torch import is_symbolic, storage_key
 from functionalize._torch.autograd import DELAYED_ERROR, delayed_error, without_formula
 from functionalize.aliasing.overlap import disjoint
-from functionalize.errors import OverlappingInputsError, UnsupportedMutationError, UnsupportedProgramError
+from functionalize.errors import NoFormulaError, UnsupportedMutationError
 from functionalize.graph_capture.inputs.inputs import TracedInput
 from functionalize.graph_capture.inputs.view_inputs import can_be_view
 from functionalize.reachability import functions_behind
+from functionalize.refusals.gradients import (
+    EXPANDED_WRITTEN,
+    INTEGERS_WITH_GRADIENTS,
+    LEAF_GIVEN_AWAY,
+    ONCE_DIFFERENTIABLE,
+    OTHER_MEMORY,
+    OTHER_SIZE,
+    OVERLAPPING_INPUTS,
+    PIECES_OF_WRITTEN,
+    SET_TO_OTHER_INPUT,
+    VIEW_AT_UNKNOWN_OFFSET,
+    WRITTEN_AT_OFFSET,
+    WRITTEN_BEYOND,
+    WRITTEN_WITH_OTHER,
+    ZERO_DERIVATIVE_OF_VIEW,
+)
+from functionalize.refusals.refusal import Refusal
 from functionalize.runtime.metadata import InputMutation, OutputAlias, SymbolSources
 from functionalize.transform.context import FunctionalizationContext
 from functionalize.transform.epilogue import Input
 from functionalize.transform.gradients.autograd_notes import Reshapes
-from functionalize.transform.handlers.custom_ops import NoFormulaError, WithoutFormula
+from functionalize.transform.handlers.custom_ops import WithoutFormula
 
 
 @contextlib.contextmanager
@@ -103,11 +119,7 @@ def refuse_gradients_of_made(handles: Sequence[torch.Tensor], aliases: Sequence[
     made = {id(handle) for alias, handle in zip(aliases, handles, strict=False) if alias.leaf is not None}
     behind = functions_behind(tensor.grad_fn for tensor in handles) if made else ()
     if any(id(getattr(function, "variable", None)) in made for function in behind):
-        raise UnsupportedProgramError(
-            "the program returns or keeps a new tensor that requires gradients, and a tensor computed from it",
-            why="a captured program has gradients only for its inputs",
-            hint="pass the tensor as an argument, or detach it before it is returned or kept",
-        )
+        raise LEAF_GIVEN_AWAY.error()
 
 
 def check_differentiable(gradients: Sequence[Any], sources: Sequence[Any]) -> None:
@@ -115,40 +127,20 @@ def check_differentiable(gradients: Sequence[Any], sources: Sequence[Any]) -> No
     before = {source.node for source in sources if isinstance(source, GradientEdge)}  # the program
     behind = functions_behind((gradient.grad_fn for gradient in gradients if gradient is not None), before)
     if any(function.name() == DELAYED_ERROR for function in behind):
-        raise UnsupportedMutationError(
-            "a function that is marked with @once_differentiable is differentiated twice",
-            why="the mark says that its backward cannot be differentiated",
-            hint="remove the mark, or differentiate the function only once",
-        )
+        raise ONCE_DIFFERENTIABLE.error()
 
 
 def check_devices(gradients: Sequence[Any], targets: Sequence[torch.Tensor]) -> None:
     """Raise where gradients of tensors with data are on meta: views of fake zeros (`_efficientzerotensor`) are."""
     lost = any(gradient is not None and gradient.is_meta for gradient in gradients)
     if lost and not any(target.is_meta for target in targets):
-        raise UnsupportedMutationError(
-            "a derivative that is zero everywhere, such as the second one of `abs`, goes through a view",
-            why="autograd uses special zero tensors there, and their fake versions lose their device at a view",
-            hint="use other operators, such as torch.where(x < 0, -x, x) for x.abs()",
-        )
+        raise ZERO_DERIVATIVE_OF_VIEW.error()
 
 
 def check_has_gradients(result: torch.Tensor) -> None:
     """Raise for a tensor of integers that autograd has in its graph: a comparison in place, of such and a leaf."""
     if not (result.dtype.is_floating_point or result.dtype.is_complex):
-        raise UnsupportedMutationError(
-            f"a tensor of {result.dtype} requires gradients when the program ends",
-            why="an in-place operator that autograd records wrote to it, but integers have no gradients",
-            hint="detach() the value that is written to it, or use the out-of-place operator",
-        )
-
-
-def drawn_in_backward(node: Node) -> UnsupportedMutationError:
-    return UnsupportedMutationError(
-        f"{node.target} in a backward that is differentiated",
-        why="the next derivative runs that backward again, and would draw other random numbers",
-        hint="draw the random numbers in the forward, or compute the gradients inside the captured program",
-    )
+        raise INTEGERS_WITH_GRADIENTS.error(dtype=result.dtype)
 
 
 def refuse_untold_views(aliases: Sequence[OutputAlias], symbols: SymbolSources) -> None:
@@ -157,11 +149,7 @@ def refuse_untold_views(aliases: Sequence[OutputAlias], symbols: SymbolSources) 
         is_view = alias.leaf is None and (alias.input is not None or alias.base is not None)
         flows = is_view and alias.requires_grad and not alias.own_gradient
         if flows and not alias.layout.static and symbols.unlearned([alias.layout], []):
-            raise UnsupportedProgramError(
-                "a result is a view, at a data-dependent offset, of a tensor that requires gradients",
-                why="the offset is unknown while the program is captured, and a call does not compute it",
-                hint="return a copy of the view (`.clone()`), or capture with on_data='decide' and example data",
-            )
+            raise VIEW_AT_UNKNOWN_OFFSET.error()
 
 
 def refuse_new_histories(inputs: Sequence[TracedInput], mutations: Sequence[InputMutation]) -> None:
@@ -172,14 +160,7 @@ def refuse_new_histories(inputs: Sequence[TracedInput], mutations: Sequence[Inpu
         told = number in written or not isinstance(value, torch.Tensor) or value.requires_grad
         if told or fake is None or fake.is_leaf:
             continue
-        raise UnsupportedMutationError(
-            f"`{entry.target or entry.name}` is set to the memory of another input, which requires gradients",
-            why=(
-                "it requires gradients afterwards, which a call cannot record in autograd; eager has no gradient "
-                "for `set_`"
-            ),
-            hint="use the other input directly",
-        )
+        raise SET_TO_OTHER_INPUT.error(input=entry.target or entry.name)
 
 
 def forgets(entry: TracedInput) -> bool:
@@ -198,12 +179,7 @@ def refuse_written_pieces(
         entry = inputs[mutation.input]
         for other in cut:
             if other.fake is not entry.fake and _of_one_tensor(entry, other):
-                raise UnsupportedMutationError(
-                    f"`{entry.target or entry.name}` is written, and the program splits (`split`, `unbind`) "
-                    f"`{other.target or other.name}`, which is a part of the same tensor",
-                    why="autograd rejects such pieces after their memory is written through another tensor",
-                    hint="make the pieces one by one (`narrow`, `select`), or pass copies (`.clone()`)",
-                )
+                raise PIECES_OF_WRITTEN.error(input=entry.target or entry.name, other=other.target or other.name)
 
 
 def refused_write(
@@ -228,9 +204,9 @@ def refused_write(
     for mutation in mutations:
         entry = inputs[mutation.input]
         if _has_other_size(entry) and not mutation.differentiable:
-            raise _new_metadata(entry, reshapes, _OTHER_SIZE)
+            raise _new_metadata(entry, reshapes, OTHER_SIZE)
         if mutation.differentiable and mutation.layout is not None:
-            return _beyond(entry)
+            return WRITTEN_BEYOND.error(input=entry.target or entry.name)
         if entry.fake is not None and mutation.differentiable:
             changed = [inputs[other.input] for other in mutations if not _stays(other)]
             why = _refused_part(context, inputs, begun, entry) if mutation.writes else None
@@ -248,18 +224,9 @@ def _refused_part(
     other = next((other for other in inputs if _meet(entry, other, begun)), None)
     if other is not None:
         together = all(can_be_view(one) for one in inputs if _of_one_tensor(entry, one))
-        return (OverlappingInputsError if together else UnsupportedMutationError)(
-            f"`{entry.target or entry.name}` is written, requires gradients, and shares memory with another input",
-            why="the gradient of one input would have to flow through the other",
-            hint="pass the tensor once, and make views of it inside the function",
-        )
+        return (OVERLAPPING_INPUTS if together else WRITTEN_WITH_OTHER).error(input=entry.target or entry.name)
     if storage_key(entry.fake) in context.notes.readdressed:  # type: ignore[arg-type]
-        return UnsupportedMutationError(
-            f"`{entry.target or entry.name}` is written through `as_strided`, requires gradients, and has a storage "
-            "offset",
-            why="autograd would apply the same offset to the gradient, which has its own storage",
-            hint="write through select, narrow or diagonal, or pass a copy (`.clone()`)",
-        )
+        return WRITTEN_AT_OFFSET.error(input=entry.target or entry.name)
     return None
 
 
@@ -271,12 +238,7 @@ def _refused_look(
     ``changed``: the inputs that get other memory. Autograd looks for the gradient of a part where it lies then.
     """
     if mutation.after:
-        return UnsupportedMutationError(
-            f"`{entry.target or entry.name}`, which requires gradients, is written, and several of its positions are "
-            "the same element",
-            why="a call writes each element once, through another tensor than the one that autograd records",
-            hint="pass the tensor before expand(), and expand it inside the function",
-        )
+        return EXPANDED_WRITTEN.error(input=entry.target or entry.name)
     if not _stays(mutation) or not (mutation.writes or mutation.metadata):
         return _new_metadata(entry, reshapes)
     return next((_new_metadata(other, reshapes) for other in changed if _of_one_tensor(entry, other)), None)
@@ -287,26 +249,10 @@ def _stays(mutation: InputMutation) -> bool:
     return not mutation.after and all(op is torch.ops.aten.as_strided_.default for op, _ in mutation.metadata)
 
 
-def _beyond(entry: TracedInput) -> UnsupportedMutationError:
-    return UnsupportedMutationError(
-        f"the program writes memory beyond `{entry.target or entry.name}`, which requires gradients, through a view "
-        "of it",
-        why="autograd treats such a view as a view of the base, which is not an input of the program",
-        hint="pass the base, and write through a view of it",
-    )
-
-
-_OTHER_MEMORY = "it gets other memory (`set_`, `.data =`), which a call cannot record in autograd"
-_OTHER_SIZE = "autograd does not record the change, and computes a gradient of the size from before the call"
-
-
-def _new_metadata(entry: TracedInput, reshapes: Reshapes, why: str = _OTHER_MEMORY) -> UnsupportedMutationError:
-    return UnsupportedMutationError(
-        f"`{entry.target or entry.name}`, which requires gradients, changes its size, strides or memory",
-        why=why,
-        hint="return the new tensor instead",
-        at=reshapes.lines.get(id(entry.fake)),
-    )
+def _new_metadata(
+    entry: TracedInput, reshapes: Reshapes, row: Refusal[UnsupportedMutationError] = OTHER_MEMORY
+) -> UnsupportedMutationError:
+    return row.error(reshapes.lines.get(id(entry.fake)), input=entry.target or entry.name)
 
 
 def _other_size(fake: torch.Tensor, value: torch.Tensor) -> bool:

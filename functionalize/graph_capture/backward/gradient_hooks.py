@@ -21,10 +21,10 @@ from torch.autograd.graph import Node
 from functionalize._torch import HOOKS, gradient_hooks, has_gradient_hooks, share_gradient_hooks
 from functionalize._torch.autograd import has_node_hooks
 from functionalize.call_stack import Location
-from functionalize.errors import UnsupportedProgramError
 from functionalize.graph_capture.inputs.inputs import TracedInput, is_leaf
 from functionalize.python_state.containers import cell_content, copy_of, unchanged
 from functionalize.python_state.walk import StateWalk
+from functionalize.refusals.gradients import BACKWARD_CHANGES_OBJECT, HOOK_LEFT, HOOK_OF_NODES, NODE_HOOKS
 from functionalize.transform.gradients.autograd_notes import Questions
 
 
@@ -74,12 +74,7 @@ class Contents:
         """
         for container, path, content in self._before:
             if not unchanged(container, content):
-                raise UnsupportedProgramError(
-                    f"the backward of the program changes {f'`{path}`' if path else 'a Python object'} in Python code",
-                    why="the backward of a captured program is a graph without side effects",
-                    hint="compute the gradients inside the captured program, or do not change objects in hooks and "
-                    "custom backwards",
-                )
+                raise BACKWARD_CHANGES_OBJECT.error(object=f"`{path}`" if path else "a Python object")
 
 
 def check_hooks(inputs: Sequence[TracedInput], asked: Mapping[tuple[int, str], Location | None]) -> None:
@@ -95,15 +90,9 @@ def check_hooks(inputs: Sequence[TracedInput], asked: Mapping[tuple[int, str], L
             continue
         label, shared = entry.target or entry.name, set(map(id, _shared(entry)))
         if any(id(hooks) not in shared for hooks in gradient_hooks(entry.fake)):
-            raise hook_left(f"on the gradient of `{label}`")
+            raise HOOK_LEFT.error(place=f"on the gradient of `{label}`")
         if (number, HOOKS) in asked and is_leaf(entry.value) and has_node_hooks(entry.value):
-            raise UnsupportedProgramError(
-                f"the program computes gradients, and the autograd node that accumulates the gradient of `{label}` "
-                "has hooks",
-                why="a capture computes gradients with fake tensors, which have other autograd nodes",
-                hint="register the hooks on the tensor (register_hook, register_post_accumulate_grad_hook)",
-                at=asked[number, HOOKS],
-            )
+            raise NODE_HOOKS.error(asked[number, HOOKS], input=label)
 
 
 def _shared(entry: TracedInput) -> list[dict[int, Any]]:
@@ -120,18 +109,4 @@ def _refuse_nodes(hook: Callable[..., Any], label: str) -> None:
     for cell in getattr(function, "__closure__", None) or ():
         value = cell_content(cell)
         if any(isinstance(item, Node) for item in (value if isinstance(value, (list, tuple)) else (value,))):
-            raise UnsupportedProgramError(
-                f"the program computes gradients, and a hook on the gradient of `{label}` refers to autograd nodes",
-                why="a capture computes gradients with fake tensors, which have other autograd nodes",
-                hint="register and remove the hook inside the program "
-                "(`torch.autograd.graph.register_multi_grad_hook`), or register a hook on each tensor before",
-            )
-
-
-def hook_left(where: str) -> UnsupportedProgramError:
-    """The error for a hook that the program leaves."""
-    return UnsupportedProgramError(
-        f"the program registers a hook {where} and does not remove it",
-        why="each call would have to register one more hook, but this one refers to objects of the capture",
-        hint="register it once before the capture, or remove it inside the program (`handle.remove()`)",
-    )
+            raise HOOK_OF_NODES.error(input=label)

@@ -13,9 +13,9 @@ from typing import Any
 from torch.utils.hooks import RemovableHandle
 
 from functionalize._torch import hooks_of_all
-from functionalize.graph_capture.backward.gradient_hooks import hook_left
 from functionalize.graph_capture.inputs.watched_state import WatchedState
 from functionalize.python_state.walk import is_module, joined
+from functionalize.refusals.gradients import HOOK_LEFT
 
 
 class HooksLeft:
@@ -37,7 +37,7 @@ class HooksLeft:
         for state, path, hooks in self._found():
             if id(hooks) not in state.walk.containers:
                 if state is not self._states[0]:
-                    raise hook_left(f"in `{path}` of an argument")
+                    raise HOOK_LEFT.error(place=f"in `{path}` of an argument")
                 state.watch_late(hooks, path, {key: hook for key, hook in hooks.items() if not self._is_new(key)})
 
     def __exit__(self, *raised: object) -> None:

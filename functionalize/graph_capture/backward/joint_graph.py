@@ -25,13 +25,11 @@ from functionalize._torch.dispatch import without_autocast
 from functionalize._torch.fakes import CaptureFakeMode, FakeTensorMode
 from functionalize._torch.symbols.tracing import track, tracked_node
 from functionalize.aliasing.geometry import Layout
-from functionalize.errors import UnsupportedMutationError
 from functionalize.graph_capture.backward.dependence import forget_unread, reads_storages, sharing, sources_of
 from functionalize.graph_capture.backward.differentiability import (
     check_devices,
     check_differentiable,
     check_has_gradients,
-    drawn_in_backward,
     reaching,
     refusals,
     refuse_written_pieces,
@@ -46,6 +44,8 @@ from functionalize.graph_capture.trace.data_oracle import DecisionsOfGraph
 from functionalize.ops import tables
 from functionalize.python_state.walk import StateWalk
 from functionalize.reachability import nodes_behind
+from functionalize.refusals.gradients import BACKWARD_ACTS, BACKWARD_WRITES, GRADIENT_OF_ELSEWHERE
+from functionalize.refusals.random_numbers import DRAWN_IN_BACKWARD
 from functionalize.runtime.autograd.joint import JointGraph, tangent_name
 from functionalize.runtime.metadata import (
     AliasKind,
@@ -284,11 +284,7 @@ class JointTracer:
         for key, base in context.graph.bases.items():
             outside = (key in writes or base.held is not None) and key not in own
             if outside and len(base.log) > writes.get(key, 0):
-                raise UnsupportedMutationError(
-                    "the backward writes to a tensor that existed before it",
-                    why="the backward of a captured program is a graph without side effects",
-                    hint="return the new value from the backward, or compute the gradients inside the captured program",
-                )
+                raise BACKWARD_WRITES.error()
         nodes = [None if gradient is None else self._node(context.value(gradient)) for gradient in gradients]
         return nodes, gradients, given
 
@@ -328,11 +324,7 @@ class JointTracer:
     def _node(self, value: torch.Tensor) -> Node:
         node = tracked_node(self._tracer, value)
         if node is None:
-            raise UnsupportedMutationError(
-                "a gradient is a tensor that the backward did not compute",
-                why="the graph would treat it as a constant",
-                hint="compute the gradient in the backward, or return a copy (`.clone()`)",
-            )
+            raise GRADIENT_OF_ELSEWHERE.error()
         return node
 
     def _frozen(
@@ -407,19 +399,14 @@ def _refuse_drawn(nodes: Iterable[Node]) -> None:
     """Raise if nodes of a backward that is differentiated draw random numbers."""
     for node in nodes:
         if is_random(node):
-            raise drawn_in_backward(node)
+            raise DRAWN_IN_BACKWARD.error(op=node.target)
 
 
 def _refuse_acting(nodes: Iterable[Node]) -> None:
     """Raise if nodes of a backward are called for what they do: nobody knows how often it will run."""
     for node in nodes:
         if tables.acts(node.target):
-            raise UnsupportedMutationError(
-                f"{node.target} in a backward: it returns nothing, so it is called for its side effects",
-                why="the backward of a captured program is a graph without side effects",
-                hint="compute the gradients inside the captured program, or call the operator outside",
-                at=getattr(node.meta.get("stack_trace"), "decisive", None),
-            )
+            raise BACKWARD_ACTS.error(getattr(node.meta.get("stack_trace"), "decisive", None), op=node.target)
 
 
 def _at_risk(fakes: Mapping[int, Any], taken: Sequence[int], metadata: ProgramMetadata) -> list[int]:

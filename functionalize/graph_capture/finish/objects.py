@@ -32,6 +32,8 @@ from functionalize.python_state.decompose import Part, attributes_of, decompose,
 from functionalize.python_state.reconstruct import NumberRef, ObjectRef, Reconstruction, TensorRef
 from functionalize.python_state.refused_objects import refuse_tensor
 from functionalize.python_state.traversal_rules import OPAQUE, SCALARS, behind, key_behind
+from functionalize.refusals.python_objects import OBJECT_MADE
+from functionalize.refusals.values import TEXT_OF_TENSOR
 
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 # Entered: functions have variables, sizes have symbols, and a class may be made inside.
@@ -217,15 +219,7 @@ class ObjectGraph:
         kind = value.__qualname__ if isinstance(value, type) else f"of class {type(value).__qualname__}"
         holds = ", and holds a tensor of the program" if id(value) in self._towards else ""
         holds += f" ({path}{way})" if way else ""
-        return UnsupportedProgramError(
-            f"{path}, {kind}, was made by the program{holds}",
-            why="each call has to make a new object, but the contents of this one cannot be read and set from Python",
-            hint=(
-                "return the tensors themselves, or put them into a list, a dict or an object of a class written in "
-                "Python"
-            ),
-            at=self._line_of(holder) or _line_of_generator(value),
-        )
+        return OBJECT_MADE.error(self._line_of(holder) or _line_of_generator(value), path=path, kind=kind, holds=holds)
 
     def _line_of(self, value: Any) -> Any:
         """Where a tensor was computed, if that is known."""
@@ -247,11 +241,7 @@ def _refuse_text(value: Any, path: str) -> None:
         UnsupportedProgramError: it does.
     """
     if isinstance(value, str) and TEXT in value:
-        raise UnsupportedProgramError(
-            f"{path} contains the text of a tensor: {value[:80]!r}",
-            why="the values of tensors are unknown while the program is captured",
-            hint="keep the tensor itself, or the text of numbers (`str(x.item())`, `str(x.tolist())`)",
-        )
+        raise TEXT_OF_TENSOR.error(path=path, text=value[:80])
 
 
 class _References:

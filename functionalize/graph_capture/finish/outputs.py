@@ -35,8 +35,8 @@ from functionalize._torch.tensors import autograd_base, creation_of, made_silent
 from functionalize.aliasing import view_rules
 from functionalize.aliasing.geometry import Layout, size_hint
 from functionalize.aliasing.strided_layout import is_differentiable
-from functionalize.errors import UnsupportedMutationError
 from functionalize.graph_capture.inputs.inputs import TracedInput
+from functionalize.refusals.gradients import VIEW_NO_LONGER_ACCEPTED
 from functionalize.runtime.metadata import AliasKind, BaseResult, GraphInput, OutputAlias, frozen_layout, frozen_number
 
 _ARGUMENTS: dict[type, Any] = {
@@ -278,11 +278,7 @@ def _is_leaf(tensor: torch.Tensor) -> bool:
     try:
         return tensor.is_leaf
     except RuntimeError as error:  # one of several views of one function, whose memory was written
-        raise UnsupportedMutationError(
-            "the program returns or keeps a view that autograd no longer accepts",
-            why=str(error).split(". ", maxsplit=1)[0],
-            hint="make the view after the write, or return a copy of it (`.clone()`)",
-        ) from error
+        raise VIEW_NO_LONGER_ACCEPTED.error(reason=str(error).split(". ", maxsplit=1)[0]) from error
 
 
 def _covers(root: torch.Tensor, view: torch.Tensor) -> bool:

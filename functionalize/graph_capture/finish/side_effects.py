@@ -13,7 +13,6 @@ from typing import Any, Protocol
 import torch
 
 from functionalize._torch import SYMBOLS
-from functionalize.errors import UnsupportedProgramError
 from functionalize.graph_capture.inputs.watched_state import ChangedContainer, WatchedState
 from functionalize.python_state.containers import ABSENT, MAPPINGS, copy_of, unchanged
 from functionalize.python_state.decompose import entries_of
@@ -22,6 +21,7 @@ from functionalize.python_state.refused_objects import refuse_weak_keys
 from functionalize.python_state.snapshot import Content, content_of, frozen, holds_the_same, same
 from functionalize.python_state.traversal_rules import key_behind
 from functionalize.python_state.walk import StateWalk, is_module, joined
+from functionalize.refusals.python_objects import CONTENTS_CHANGED
 from functionalize.runtime.guards.python_guards import Settings
 from functionalize.runtime.outputs.side_effects import Before, ObjectInTuple, SideEffect
 
@@ -198,8 +198,4 @@ def refuse_changes_inside(settings: Settings) -> None:
         if type(before) is not Content or holds_the_same(value, before):
             continue
         if settings.read(setting.container, setting.key) is value and not same(frozen(value, memo), before):
-            raise UnsupportedProgramError(
-                f"the program changes the contents of `{setting.path}`, a {type(value).__name__}",
-                why="the contents of this class cannot be set from outside, so a call could not repeat the change",
-                hint="keep it in an attribute, a list or a dict",
-            )
+            raise CONTENTS_CHANGED.error(path=setting.path, kind=type(value).__name__)

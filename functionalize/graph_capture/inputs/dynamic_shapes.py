@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from functionalize.graph_capture.inputs.inputs import ProgramInputs
+from functionalize.refusals.calls import NUMBER_AS_DYNAMIC
 from functionalize.runtime.guards.sizes import SizeGuards
 from functionalize.runtime.metadata import ProgramMetadata
 
@@ -164,13 +165,7 @@ def _check_constant(name: str, value: Any, spec: Any) -> None:
         return
     fits = (may_specialize(spec) or not is_dynamic(spec)) if is_dim(spec) else isinstance(spec, int)
     if not fits:
-        raise ValueError(
-            f"dynamic_shapes has {spec!r} for {name!r}, which is the number {value!r}\n"
-            "    why  a number among the arguments is a constant of the program: each value needs a separate "
-            "program\n"
-            '    try  Dim.AUTO or None; on_guard_failure="recapture" for calls with other numbers; or a tensor '
-            "instead of the number"
-        )
+        raise NUMBER_AS_DYNAMIC.error(spec=spec, name=name, value=value)
 
 
 def _dims(name: str, tensor: torch.Tensor, spec: Any) -> Dims:

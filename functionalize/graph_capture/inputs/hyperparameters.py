@@ -20,12 +20,12 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from functionalize.errors import UnsupportedProgramError
 from functionalize.python_state.code_names import assigned
 from functionalize.python_state.containers import SetItems, Variable, entry, place_of, unchanged, write
 from functionalize.python_state.slots import NUMBERS, ContainerSource, NumberSlot, Slot, is_number
 from functionalize.python_state.traversal_rules import key_behind
 from functionalize.python_state.walk import StateWalk
+from functionalize.refusals.python_objects import HYPERPARAMETERS_CHANGED, HYPERPARAMETERS_KEPT
 from functionalize.runtime.guards.python_guards import Setting, Settings, is_numbers, is_whole
 
 Result = TypeVar("Result")
@@ -258,15 +258,7 @@ class Numbers:
         """
         for slot, items, _ in self._lists:
             if is_reached(items):
-                raise UnsupportedProgramError(
-                    f"the program returns or keeps the list that contains `{slot.path}`, and the numbers of that "
-                    "list are inputs",
-                    why=(
-                        "a call reads the numbers of such a list, and not the list itself, which may differ from "
-                        "call to call"
-                    ),
-                    hint="return or keep a copy of the list",
-                )
+                raise HYPERPARAMETERS_KEPT.error(path=slot.path)
 
     def check(self) -> None:
         """Raise where the program changed a list of numbers in its place.
@@ -276,12 +268,4 @@ class Numbers:
         """
         for slot, items, before in self._lists:
             if not unchanged(items, before):
-                raise UnsupportedProgramError(
-                    f"the program changes the list that contains `{slot.path}`, and the numbers of that list are "
-                    "inputs",
-                    why=(
-                        "a call reads the numbers of such a list, and not the list itself, which may differ from "
-                        "call to call"
-                    ),
-                    hint="assign a new list to the attribute, or keep the numbers in a tensor",
-                )
+                raise HYPERPARAMETERS_CHANGED.error(path=slot.path)

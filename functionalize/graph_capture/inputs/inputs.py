@@ -26,13 +26,15 @@ from functionalize._torch import PLAIN_TYPES, FakeTensor, buffers_of, is_persist
 from functionalize._torch.symbols.tracing import track
 from functionalize._torch.tensors import autograd_base
 from functionalize.call_stack import Origin
-from functionalize.errors import UnsupportedMutationError, UnsupportedProgramError
+from functionalize.errors import UnsupportedProgramError
 from functionalize.graph_capture.inputs.hyperparameters import ChangingNumbers
 from functionalize.graph_capture.inputs.state import Follower, settings_of
 from functionalize.graph_capture.refusals.schedules import Schedules
 from functionalize.python_state.refused_objects import refuse_tensor
 from functionalize.python_state.slots import Slot
 from functionalize.python_state.walk import StateWalk, is_module
+from functionalize.refusals.gradients import DETACHED_AND_REQUIRED
+from functionalize.refusals.tensors import UNKNOWN_FAKE
 from functionalize.runtime.arguments import CallingConvention
 from functionalize.runtime.metadata import GraphInput
 from functionalize.transform.context import FunctionalizationContext
@@ -118,12 +120,7 @@ class TracedInput:
             return None
         computed = self.edge is not None and not isinstance(self.edge, torch.Tensor)  # when the program began
         if before and now.requires_grad and now.is_leaf and computed:
-            raise UnsupportedMutationError(
-                f"the program detaches `{self.target or self.name}`, a computed tensor, in place, and then sets "
-                "requires_grad again",
-                why="the graph's backward cannot represent both the old and the new autograd history",
-                hint="use the result of detach().requires_grad_()",
-            )
+            raise DETACHED_AND_REQUIRED.error(input=self.target or self.name)
         if now.requires_grad == before:
             return None
         return None if now.requires_grad and not now.is_leaf else now.requires_grad  # one that was written requires too
@@ -315,11 +312,8 @@ class ConstantLifter:
 def _computed_unseen(value: FakeTensor, user: Node | None) -> UnsupportedProgramError:
     origin = None if user is None else user.meta.get("stack_trace")
     used = "returned to the caller" if user is None else f"used by {user.target}"
-    return UnsupportedProgramError(
-        f"a tensor of size {tuple(value.size())} and {value.dtype}, {used}, is a fake tensor of unknown origin",
-        why="another thread computed it, or code that turns dispatch modes off, or an earlier capture",
-        hint="compute it in the thread that runs the program, with dispatch modes on",
-        at=origin.location if isinstance(origin, Origin) else None,
+    return UNKNOWN_FAKE.error(
+        origin.location if isinstance(origin, Origin) else None, size=tuple(value.size()), dtype=value.dtype, used=used
     )
 
 

@@ -19,12 +19,12 @@ from typing import Any
 import torch
 
 from functionalize._torch import FakeTensor
-from functionalize.errors import UnsupportedProgramError
 from functionalize.graph_capture.inputs.inputs import TracedInput
 from functionalize.graph_capture.refusals.changed_lines import LineWanted
 from functionalize.patches import Patch
 from functionalize.python_state.containers import ABSENT
 from functionalize.python_state.traversal_rules import PLAIN_BASES
+from functionalize.refusals.python_objects import ATTRIBUTE_READ, ATTRIBUTE_SET
 from functionalize.runtime.guards.tensors import IDENTITY, AskedAttribute
 
 _UNCHANGING = (*PLAIN_BASES, enum.Enum, type, types.FunctionType, types.BuiltinFunctionType)
@@ -65,9 +65,9 @@ class TensorAttributes:
         for entry, name in self._given():
             raise LineWanted(
                 lambda: TensorAttributes._running is not None and any(TensorAttributes._running._given()),
-                f"the program sets the attribute `{name}` of {_label(entry)}",
-                why="each call has other tensors, and would have to set the attribute on those",
-                hint="keep the value in a list, a dict or an attribute of an object that the program names",
+                ATTRIBUTE_SET,
+                name=name,
+                tensor=_label(entry),
             )
 
     def _given(self) -> Iterator[tuple[TracedInput, str]]:
@@ -100,11 +100,7 @@ class TensorAttributes:
         if value is ABSENT:
             raise AttributeError(f"'Tensor' object has no attribute '{name}'")
         if not (isinstance(value, torch.Tensor) or _is_unchanging(value)):
-            raise UnsupportedProgramError(
-                f"the program reads the attribute `{name}` of {_label(entry)}, a {type(value).__name__}",
-                why="the contents of such an object may change, and calls do not check them on tensors",
-                hint="keep it in an attribute of a module, or in a dict whose keys are names of tensors",
-            )
+            raise ATTRIBUTE_READ.error(name=name, tensor=_label(entry), kind=type(value).__name__)
         return value
 
 

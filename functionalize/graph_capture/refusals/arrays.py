@@ -12,15 +12,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from functionalize._torch import pytree
-from functionalize.errors import UnsupportedProgramError
 from functionalize.python_state.buffers import ARRAYS, Extent, access_to
-from functionalize.transform.borrowed_memory import GIVES, MISSES, Borrowed
+from functionalize.refusals.python_objects import ARRAY_MEMORY_GIVEN, ARRAY_MEMORY_MISSED, ARRAY_MEMORY_WRITTEN
+from functionalize.transform.borrowed_memory import GIVES, MISSES, WRITES, Borrowed
 from functionalize.transform.context import FunctionalizationContext
 
-_HINTS = {
-    GIVES: "return a copy (`torch.tensor(array)`), or keep a tensor instead of the array",
-    MISSES: "make the tensor from a copy of the array (`torch.tensor(array)`)",
-}
+_REFUSED = {WRITES: ARRAY_MEMORY_WRITTEN, GIVES: ARRAY_MEMORY_GIVEN, MISSES: ARRAY_MEMORY_MISSED}
 
 
 def refuse_shared(context: FunctionalizationContext, handles: Sequence[Any], returned: Any) -> None:
@@ -41,17 +38,7 @@ def refuse_shared(context: FunctionalizationContext, handles: Sequence[Any], ret
         if owners or one.at is None or one.did == MISSES:
             access = access_to(owners[0], ARRAYS, large=True) if owners else None
             memory = access.name if access is not None else "an array or a file"
-            raise UnsupportedProgramError(
-                f"the program {one.did} a tensor of size {tuple(one.tensor.size())} in the memory of {memory}",
-                why=(
-                    "a captured program cannot do this: its graph holds a copy, or the memory of the time of the "
-                    "capture"
-                ),
-                hint=_HINTS.get(
-                    one.did, ("write to a copy (`torch.tensor(array)`), or keep a tensor instead of the array")
-                ),
-                at=one.at,
-            )
+            raise _REFUSED[one.did].error(one.at, did=one.did, size=tuple(one.tensor.size()), memory=memory)
 
 
 def _share(one: Borrowed, array: Any) -> bool:

@@ -13,8 +13,8 @@ import functools
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from functionalize.errors import UnsupportedProgramError
 from functionalize.python_state.containers import ABSENT, CodeOf, read
+from functionalize.refusals.python_objects import CODE_CHANGED
 from functionalize.runtime.guards.python_guards import Setting, Settings
 from functionalize.uninterrupted import uninterrupted
 
@@ -44,11 +44,7 @@ def code_put_back(settings: Settings) -> Iterator[None]:
         changed += filter(_is_changed, places)
         uninterrupted(functools.partial(_restore, changed))
     if changed:
-        raise UnsupportedProgramError(
-            f"the program changes {', '.join(f'`{place.setting.path}`' for place in changed)}",
-            why="the change selects which code runs, and a captured program holds only the code that ran",
-            hint="make the change outside the captured program, or branch on an attribute (`if self.ready: ...`)",
-        )
+        raise CODE_CHANGED.error(places=", ".join(f"`{place.setting.path}`" for place in changed))
 
 
 def _place(setting: Setting) -> _Place:

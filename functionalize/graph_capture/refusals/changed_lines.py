@@ -14,20 +14,21 @@ from typing import Any
 from functionalize.call_stack import Location, is_of_program, user_location
 from functionalize.errors import UnsupportedProgramError
 from functionalize.python_state.ownership import is_library_file, is_of_python
+from functionalize.refusals.refusal import Refusal
 
 
 class LineWanted(Exception):
     """A program changed something: it is refused, when the line that did so has been found."""
 
-    def __init__(self, is_changed: Callable[[], bool], what: str, *, why: str, hint: str) -> None:
-        """``is_changed``: whether it is, while the program runs again; ``what``, ``why``, ``hint``: of the refusal."""
-        super().__init__(what)
-        self._is_changed, self._what, self._why, self._hint = is_changed, what, why, hint
+    def __init__(self, is_changed: Callable[[], bool], row: Refusal[UnsupportedProgramError], **values: object) -> None:
+        """``is_changed``: whether it is, while the program runs again; ``values``: for the placeholders of the row."""
+        super().__init__(row.what)
+        self._is_changed, self._row, self._values = is_changed, row, values
 
     def refusal(self, run: Callable[[], object]) -> UnsupportedProgramError:
         """The error; ``run`` runs the program again."""
         line = _changing_line(self._is_changed, run)
-        return UnsupportedProgramError(self._what, why=self._why, hint=self._hint, at=line or user_location())
+        return self._row.error(line or user_location(), **self._values)
 
 
 def _changing_line(is_changed: Callable[[], bool], run: Callable[[], object]) -> Location | None:

@@ -19,6 +19,7 @@ from functionalize.python_state.containers import Variable, entry, read, write
 from functionalize.python_state.slots import Slot
 from functionalize.python_state.traversal_rules import is_entered
 from functionalize.python_state.walk import StateWalk
+from functionalize.refusals.python_objects import ITERATOR
 from functionalize.uninterrupted import uninterrupted
 
 
@@ -32,11 +33,7 @@ def is_iterator(value: Any) -> bool:
 
 def refusal(value: Any, what: str) -> UnsupportedProgramError:
     """Why a program cannot use an iterator."""
-    return UnsupportedProgramError(
-        f"{what} is a {type(value).__name__}, an iterator",
-        why="each next() changes the iterator, which a call of a captured program cannot do",
-        hint="pass the result of next() as an argument",
-    )
+    return ITERATOR.error(object=what, kind=type(value).__name__)
 
 
 class Substitute:

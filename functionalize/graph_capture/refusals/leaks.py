@@ -25,7 +25,7 @@ from torch.utils.hooks import RemovableHandle
 
 from functionalize._torch import FakeTensor, gradient_hooks, set_versions
 from functionalize.call_stack import Origin
-from functionalize.errors import UnsupportedProgramError
+from functionalize.refusals.python_objects import GRADIENT_LEFT_ELSEWHERE, TENSOR_HELD_ELSEWHERE
 
 _LRU_CACHE = type(functools.lru_cache(lambda: None))
 _PASSED = (list, tuple, dict, set, types.CellType)  # holders that say little
@@ -85,12 +85,8 @@ class Traced:
         if not others:  # held by the program itself, or by code in C++, which has no names
             return
         tensor = others[0][0]
-        raise UnsupportedProgramError(
-            f"a tensor of size {tuple(tensor.size())} that the program computes is still held by {_named(others)}",
-            why="a call can store tensors only in objects that the program reaches from its functions and "
-            "arguments, and it does not reach this one",
-            hint="return the tensor, or keep it in a list, a dict or an attribute that the program names",
-            at=_line_of(self._nodes[tensor]),
+        raise TENSOR_HELD_ELSEWHERE.error(
+            _line_of(self._nodes[tensor]), size=tuple(tensor.size()), holder=_named(others)
         )
 
 
@@ -108,11 +104,7 @@ def take_back(written: Iterable[tuple[torch.Tensor, int]], constants: Iterable[t
     for tensor in left:
         tensor.grad = None
     if left:
-        raise UnsupportedProgramError(
-            f"the program leaves a gradient on a tensor of size {tuple(left[0].size())} that is not part of its state",
-            why="a tensor that only C++ code, or a module that the program calls, holds is a constant of the graph",
-            hint="give the program access to it by a variable, an attribute or an argument",
-        )
+        raise GRADIENT_LEFT_ELSEWHERE.error(size=tuple(left[0].size()))
 
 
 def _reaches(cache: Any, known: set[int]) -> bool:

@@ -10,9 +10,9 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from functionalize.errors import UnsupportedProgramError
 from functionalize.patches import Patch
 from functionalize.python_state.ownership import is_own
+from functionalize.refusals.python_objects import THREAD_STARTED
 
 _STARTS = tuple(name for name in ("_start_new_thread", "_start_joinable_thread") if hasattr(threading, name))
 
@@ -25,11 +25,7 @@ def rows_for_threads() -> Iterator[Patch]:
 def _refusing(start: Callable[..., Any]) -> Callable[..., Any]:
     def started(run: Any, *args: Any, **kwargs: Any) -> Any:
         if _is_of_program(getattr(run, "__self__", None)):
-            raise UnsupportedProgramError(
-                "the program starts a thread",
-                why="a capture records one thread, so the thread's computation would not be part of the program",
-                hint="compute in one thread, or start the threads around the captured program",
-            )
+            raise THREAD_STARTED.error()
         return start(run, *args, **kwargs)
 
     return started

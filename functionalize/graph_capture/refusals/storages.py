@@ -15,7 +15,7 @@ import torch
 
 from functionalize._torch import is_symbolic, storage_key
 from functionalize.aliasing.alias_graph import AliasGraph
-from functionalize.errors import UnsupportedProgramError
+from functionalize.refusals.writes import STORAGE_RESIZED
 from functionalize.transform.epilogue import Input
 
 
@@ -40,8 +40,4 @@ def refuse_resized(graph: AliasGraph, entries: Sequence[Input], given: Sequence[
 def _refuse_if(resized: Callable[[int], bool], tensor: torch.Tensor) -> None:
     size = tensor.untyped_storage().nbytes()
     if type(size) is int and resized(size):
-        raise UnsupportedProgramError(
-            f"the program resizes the storage of a tensor of size {tuple(tensor.size())}",
-            why="the resize is not an operator, so a call could not repeat it",
-            hint="resize it before or after the program is called, or free it with `x.data = torch.empty(0)`",
-        )
+        raise STORAGE_RESIZED.error(size=tuple(tensor.size()))

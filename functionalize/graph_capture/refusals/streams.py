@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from functionalize.errors import UnsupportedProgramError
 from functionalize.patches import Patch
+from functionalize.refusals.python_objects import STREAM_USED
 
 
 class _Call(NamedTuple):
@@ -46,10 +46,6 @@ def rows_for_streams() -> Iterator[Patch]:
 def _refusing(what: str, call: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(call)
     def called(*args: Any, **kwargs: Any) -> Any:
-        raise UnsupportedProgramError(
-            f"the program {what}",
-            why="a call runs its whole graph on the current stream, and waits for no other",
-            hint="keep streams and events outside the captured program: wait, or select a stream, around its calls",
-        )
+        raise STREAM_USED.error(action=what)
 
     return called

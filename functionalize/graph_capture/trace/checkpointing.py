@@ -28,7 +28,7 @@ from functionalize._torch.dispatch import kernels_alone
 from functionalize._torch.symbols.sizes import unbacked
 from functionalize._torch.symbols.tracing import is_erased
 from functionalize._torch.tensors import SYMBOLS
-from functionalize.errors import UnsupportedProgramError
+from functionalize.refusals.random_numbers import DRAWN_DIFFERENTLY_AGAIN, DRAWN_IN_UNSAVED_REGION
 from functionalize.runtime.random_state import is_random, source_of
 
 
@@ -72,12 +72,7 @@ class CheckpointRegions:
             self._second[node] = self._running_again[-1]
             return
         if not self._draws_the_same and torch.is_grad_enabled() and is_random(node):
-            raise UnsupportedProgramError(
-                f"{node.target} in a checkpointed region with preserve_rng_state=False",
-                why="eager draws new random numbers when it recomputes the region, but under `torch.compile` it "
-                "draws the same ones",
-                hint="remove preserve_rng_state=False, draw outside the region, or use `functionalize.capture`",
-            )
+            raise DRAWN_IN_UNSAVED_REGION.error(op=node.target)
         number = self._inside
         if number is None:
             _, number = self.frames.get(id(checkpoint_frame()), (None, None))
@@ -91,13 +86,7 @@ class CheckpointRegions:
             UnsupportedProgramError: they draw of other values, so that the numbers differ.
         """
         if not self._values.are_equal(node, first):
-            raise UnsupportedProgramError(
-                f"{node.target} in a checkpointed region that is recomputed",
-                why="from the same generator state, the recomputation draws other random numbers than the first "
-                "run: the operator or its inputs have changed",
-                hint="draw outside the region and pass the numbers to it, or change the inputs of the draw outside "
-                "the region",
-            )
+            raise DRAWN_DIFFERENTLY_AGAIN.error(op=node.target)
         self._values.equate(node, first)
         self._drawn_again[node] = first
 

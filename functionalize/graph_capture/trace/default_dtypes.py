@@ -15,7 +15,7 @@ from torch.fx import Node
 
 from functionalize._torch import HigherOrderOperator, OpOverload, on_handles
 from functionalize.call_stack import Origin, line_of_trace
-from functionalize.errors import UnsupportedProgramError
+from functionalize.refusals.python_objects import DEFAULT_DTYPE_SET
 
 _CONVERT = torch.ops.aten._to_copy.default
 
@@ -71,11 +71,8 @@ def _set_dtype(node: Node) -> None:
             node.replace_input_with(operand, _converted(node, operand, value.dtype))
     else:
         trace = node.meta.get("stack_trace")
-        raise UnsupportedProgramError(
-            f"the program sets another default dtype, so that {node.target} returns {value.dtype}",
-            why="a call runs the whole graph under one default dtype",
-            hint="set the dtype of each tensor with `dtype=` or `.to()`",
-            at=trace.location if isinstance(trace, Origin) else line_of_trace(trace),
+        raise DEFAULT_DTYPE_SET.error(
+            trace.location if isinstance(trace, Origin) else line_of_trace(trace), op=node.target, dtype=value.dtype
         )
 
 

@@ -21,8 +21,8 @@ from torch.fx.node import map_arg
 from functionalize._torch import FakeTensor
 from functionalize._torch.dispatch import identity_of, kernels_alone
 from functionalize._torch.symbols.tracing import nodes_in_use
-from functionalize.errors import UnsupportedProgramError
 from functionalize.ops import tables
+from functionalize.refusals.values import ACTS_BESIDE_BRANCH, COLLECTIVE_BESIDE_BRANCH
 from functionalize.runtime.graphs.view_reads import reads_views, uncopied
 from functionalize.runtime.random_state import RandomState, anew, generator_of, source_of
 
@@ -38,19 +38,8 @@ def refuse_acting(nodes: Iterable[Node], why: str) -> None:
     for node in nodes:
         if tables.acts(node.target) or tables.communicates(node.target):
             name = node.target.name()  # type: ignore[union-attr]
-            what = (
-                "a collective operation"
-                if tables.communicates(node.target)
-                else ("which has side effects and returns nothing")
-            )
-            origin = node.meta.get("stack_trace")
-            raise UnsupportedProgramError(
-                f"{name}, {what}, in a program that branches on tensor values",
-                why=f"it would run one time more than in eager: {why}",
-                hint="use torch.where or torch.cond instead of `if`, or capture the code before the branch and the "
-                "code after it separately",
-                at=getattr(origin, "decisive", None),
-            )
+            row = COLLECTIVE_BESIDE_BRANCH if tables.communicates(node.target) else ACTS_BESIDE_BRANCH
+            raise row.error(getattr(node.meta.get("stack_trace"), "decisive", None), op=name, reason=why)
 
 
 class ExampleData:

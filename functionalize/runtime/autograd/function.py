@@ -34,6 +34,7 @@ from functionalize._torch.autograd import (
 )
 from functionalize.aliasing.geometry import Layout
 from functionalize.aliasing.strided_layout import has_strides, tensor_at
+from functionalize.refusals.calls import BACKWARD_TWICE, BATCHED_TWICE, SHARED_GRADIENT_WRITTEN, VALUE_NOT_KEPT
 from functionalize.runtime.autograd.joint import ForwardCall, Orders, called, tangent_name
 from functionalize.runtime.guards.sizes import Sizes
 from functionalize.runtime.random_state import RandomState
@@ -88,7 +89,7 @@ class Derivation:
         if not any(known):
             return gradients
         if any(map(is_batch_of_gradients, tangents)):
-            raise RuntimeError(_BATCHED)
+            raise BATCHED_TWICE.error()
         return _Gradients.apply(self, gradients, known, *values)  # type: ignore[no-untyped-call,no-any-return]
 
     def _known_to_next(self, required: Sequence[bool]) -> list[bool]:
@@ -117,7 +118,7 @@ class Derivation:
         known, version = self.known[number]
         tensor = known()
         if tensor is None or tensor._version != version or tensor.requires_grad:
-            raise RuntimeError(_NOT_HELD.format(order=self.order + 1, name=self.call.joint.names[number]))
+            raise VALUE_NOT_KEPT.error(order=self.order + 1, name=self.call.joint.names[number])
         return tensor.detach()  # type: ignore[no-any-return]
 
     def next_results(self, values: Sequence[Any]) -> Sequence[torch.Tensor]:
@@ -131,21 +132,6 @@ class Derivation:
         derivation = Derivation(self.orders, self.order + 1, call, self.random, self.sizes, {})
         with torch.enable_grad():
             return CapturedFunction.apply(derivation, *inputs)  # type: ignore[no-untyped-call,no-any-return]
-
-
-_BATCHED = (
-    "a batch of gradients of a captured program (is_grads_batched=True) cannot be differentiated "
-    "(create_graph=True)\n"
-    "    why  torch has no batching rule for the function that computes these gradients\n"
-    "    try  compute one gradient at a time, or call torch.autograd.grad inside the captured program"
-)
-_NOT_HELD = (
-    "the derivative of order {order} of a captured program needs the value of `{name}`, which lower derivatives do "
-    "not need\n"
-    "    why  a call keeps only the inputs that its gradients are computed from, and this one was freed or written "
-    "since\n"
-    "    try  compute the gradients (torch.autograd.grad(..., create_graph=True)) inside the captured program"
-)
 
 
 def differentiable_call(orders: Orders, inputs: Sequence[Any], sizes: Sizes) -> tuple[Any, ...]:
@@ -230,13 +216,6 @@ class CapturedFunction(torch.autograd.Function):
         return None, *found
 
 
-_SHARED = (
-    "a backward writes in place to the gradient of one result, whose memory the gradient of another result shares\n"
-    "    why  in eager, the other gradient changes or not, depending on the order in which the engine runs\n"
-    "    try  write to a copy in the backward (`gradient.clone()`)"
-)
-
-
 def _write_to(
     tangents: Sequence[torch.Tensor | None], written: Sequence[int | None], results: Sequence[torch.Tensor]
 ) -> None:
@@ -247,17 +226,9 @@ def _write_to(
     for tangent, key, position in zip(tangents, keys, written, strict=True):
         if position is not None and tangent is not None:
             if keys.count(key) > 1:
-                raise RuntimeError(_SHARED)
+                raise SHARED_GRADIENT_WRITTEN.error()
             with torch.no_grad():
                 tangent.copy_(results[position])
-
-
-_FREED = (
-    "Trying to backward through a call of a captured program a second time\n"
-    "    why  all results of a call share one backward, and the first backward freed its saved tensors\n"
-    "    try  sum the results and call backward() once (or torch.autograd.backward([y, z], ...)), or pass "
-    "retain_graph=True to all backwards but the last"
-)
 
 
 def _saved_by(ctx: Any) -> Sequence[torch.Tensor]:
@@ -265,7 +236,7 @@ def _saved_by(ctx: Any) -> Sequence[torch.Tensor]:
         return ctx.saved_tensors  # type: ignore[no-any-return]
     except RuntimeError as error:
         if "second time" in str(error):  # else one was written
-            raise RuntimeError(_FREED) from error
+            raise BACKWARD_TWICE.error() from error
         raise
 
 

@@ -18,15 +18,10 @@ import torch
 
 from functionalize._torch.dispatch import BelowVersions
 from functionalize.errors import UnsupportedMutationError
+from functionalize.refusals.calls import BACKWARD_OF_BACKWARD
 from functionalize.runtime.autograd.function import Undifferentiable, differentiable_call
 from functionalize.runtime.autograd.joint import Orders, called
 from functionalize.runtime.metadata import AliasKind, BaseResult, OutputAlias, ProgramMetadata
-
-_BACKWARD_INSIDE = (
-    "a backward through a result of a captured program that itself calls backward()\n"
-    "    why  the backward inside the program is part of its graph, and has freed its saved tensors\n"
-    "    try  capture the forward alone, and call backward() on its results"
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +88,7 @@ class GraphComputation:
         if reason is None:
             if not torch.is_grad_enabled():
                 return Computed(results)
-            reason = RuntimeError(_BACKWARD_INSIDE) if metadata.has_backward else None
+            reason = BACKWARD_OF_BACKWARD.error() if metadata.has_backward else None
         return Computed(results, refusals=_refusals(metadata, results, reason, inputs))
 
 

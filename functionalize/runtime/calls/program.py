@@ -23,7 +23,14 @@ from torch.fx import Graph, GraphModule
 from functionalize._torch import in_forward_ad, in_functorch_transform
 from functionalize.aliasing.geometry import Layout
 from functionalize.aliasing.history import AliasHistory
-from functionalize.errors import NotCapturedWarning, in_words
+from functionalize.errors import in_words
+from functionalize.refusals.calls import (
+    CALLED_IN_TRANSFORM,
+    FAKES_NOT_ACCEPTED,
+    NO_JOINT_GRAPH,
+    NUMBERS_VARY,
+    PROGRAM_COPIED,
+)
 from functionalize.runtime.arguments import CallArguments
 from functionalize.runtime.autograd.joint import JointGraph
 from functionalize.runtime.autograd.partition import PartitionFn
@@ -37,23 +44,6 @@ from functionalize.runtime.graphs.graph_forms import with_copies
 from functionalize.runtime.guards.guard import Guard
 from functionalize.runtime.guards.sizes import Size
 from functionalize.runtime.metadata import GraphInput, ProgramMetadata
-
-_IN_TRANSFORM = (
-    "a captured program is called inside torch.func.grad, vmap, jvp, dual_level or a similar transform\n"
-    "    why  the program computes with plain tensors, so the transform would treat its results as constants\n"
-    "    try  capture a function that applies the transform, or transform the original"
-)
-_NO_GRADIENTS = (
-    "the program has no joint graph of forward and backward for these arguments\n"
-    "    why  none of its results depends on an input that requires gradients, or gradients are off\n"
-    "    try  pass inputs that require gradients, outside of torch.no_grad()"
-)
-_BOUND = (
-    "a captured program cannot be copied or pickled\n"
-    "    why  it reads and writes the state that it was captured with, and a copy would share that state\n"
-    "    try  copy the model and capture the copy, or save the program: "
-    "`torch.export.save(program.to_exported_program(), path)`"
-)
 
 
 @dataclass(frozen=True)
@@ -236,7 +226,7 @@ class CapturedProgram(Exports):
         if CAPTURES.running:  # it is a part of what is captured
             return self.original(*args, **kwargs)
         if in_functorch_transform() is not None or in_forward_ad():
-            raise RuntimeError(_IN_TRANSFORM)
+            raise CALLED_IN_TRANSFORM.error()
         specializations = self._specializations
         if specializations.on_guard_failure == "recapture" and not self._convention.takes(args, kwargs):
             return self._called_so(args, kwargs)(*args, **kwargs)
@@ -292,19 +282,12 @@ class CapturedProgram(Exports):
         return "\n".join([f"CapturedProgram({name})", *(f"  {row:<9} {text}" for row, text in rows.items() if text)])
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        raise TypeError(_BOUND)
+        raise PROGRAM_COPIED.error()
 
     def _as_it_is(self, arguments: CallArguments, reason: Exception) -> Any:
         """What the original does, which could not be captured for a call: it mostly raises, and in eager's words."""
         found = self.original(*arguments.args, **arguments.kwargs)
-        warnings.warn(
-            f"an operator accepted the inputs of a call, but not fake tensors like them: {reason}\n"
-            "    why  no captured variant fits this call, and a new variant could not be captured\n"
-            "    try  nothing is required: the original ran instead; to have such calls captured, remove that "
-            "operator",
-            NotCapturedWarning,
-            stacklevel=3,
-        )
+        warnings.warn(FAKES_NOT_ACCEPTED.error(reason=reason), stacklevel=3)
         return found
 
     def _run_another(self, chosen: Specialization, answers: Answers, arguments: CallArguments) -> Any:
@@ -331,15 +314,7 @@ class CapturedProgram(Exports):
 
     def _as_written(self, arguments: CallArguments) -> Any:
         """The original's result: the program passes data-dependent floats to code that takes only Python numbers."""
-        warnings.warn(
-            "the program passes data-dependent floats to code that takes only Python numbers, in more than "
-            f"{self._specializations.cache_size} calls\n"
-            "    why  each float needs a separate variant, so the original runs for this call and for later ones "
-            "like it\n"
-            "    try  return the tensor; or only print the float, or append it (or its text) to a list",
-            NotCapturedWarning,
-            stacklevel=4,
-        )
+        warnings.warn(NUMBERS_VARY.error(bound=self._specializations.cache_size), stacklevel=4)
         return self.original(*arguments.args, **arguments.kwargs)
 
     @property
@@ -417,7 +392,7 @@ class CapturedProgram(Exports):
         joint = self._specializations.captured(self._convention.arguments(args, kwargs)).recorded.joint
         if isinstance(joint, JointGraph):
             return joint.module
-        raise joint if isinstance(joint, Exception) else RuntimeError(_NO_GRADIENTS)
+        raise joint if isinstance(joint, Exception) else NO_JOINT_GRAPH.error()
 
     def with_copy_epilogue(self) -> GraphModule:
         """The same graph ending in ``copy_`` onto what it writes; it returns the caller's outputs alone."""

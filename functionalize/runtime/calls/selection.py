@@ -25,6 +25,7 @@ from functionalize.errors import (
     NumberMismatchError,
     StateMismatchError,
 )
+from functionalize.refusals.values import OTHER_BRANCH_AGAIN, TOO_MANY_VARIANTS
 from functionalize.runtime.arguments import CallArguments
 from functionalize.runtime.autograd.partition import PartitionFn
 from functionalize.runtime.calls.specialization import Capture, Recapture, Specialization
@@ -224,14 +225,7 @@ def too_many(variants: Sequence[Specialization], answers: Answers, bound: int) -
     """The error for one variant more than are kept. ``answers``: to the decisions that are known of the call."""
     nearest = max(variants, key=lambda one: _common(answers, one.answers))
     last = nearest.decisions[: len(answers)][-1]
-    return DataDependentError(
-        f"the calls of the program take more than {bound} different ways through branches on tensor values\n"
-        f"    at   {last.location}",
-        why=f"each way is a variant, which is captured and kept; here the value is {answers[-1]!r}, and no variant "
-        "so far has this value here and the same values before",
-        hint="pass a larger cache_size; use tensors instead of numbers if each number needs a variant; use "
-        "torch.where or torch.cond; program.variants lists the ways",
-    )
+    return TOO_MANY_VARIANTS.error(last.location, bound=bound, answer=answers[-1])
 
 
 def _common(answers: Answers, others: Answers) -> int:
@@ -241,9 +235,4 @@ def _common(answers: Answers, others: Answers) -> int:
 def undecided(answers: Answers, made: Specialization) -> DataDependentError:
     """The error for a program that was captured for a call, whose data do not decide as the capture found."""
     decision = made.decisions[: len(answers)][-1]
-    return DataDependentError(
-        f"the program takes another branch when it runs on the same data again\n    at   {decision.location}",
-        why=f"the value was {decision.answer!r} in the capture, and {answers[-1]!r} in the call: a kernel is not "
-        "deterministic, or the value depends on something besides the data",
-        hint="use torch.use_deterministic_algorithms(True), or branch on values that rounding does not change",
-    )
+    return OTHER_BRANCH_AGAIN.error(decision.location, before=decision.answer, now=answers[-1])

@@ -25,6 +25,7 @@ from functionalize.aliasing.history import Historian
 from functionalize.call_stack import Location
 from functionalize.errors import DataDependentError, InputMismatchError, OverlappingInputsError
 from functionalize.python_state.walk import StateWalk
+from functionalize.refusals.calls import CHANGES_STATE_TWICE, COMPUTES_SOMETHING_ELSE
 from functionalize.runtime.arguments import CallArguments, CallingConvention
 from functionalize.runtime.autograd.joint import Backward, Derivative, ForwardCall, JointGraph, Orders
 from functionalize.runtime.autograd.partition import PartitionFn, partition
@@ -58,16 +59,6 @@ Recapture = Callable[..., "Capture"]
 
 
 _VIEWING = 8  # how many are kept for calls whose inputs are views of tensors that have other strides; the oldest goes
-_CHANGES = (
-    "the program changes Python state\n"
-    "    why  it runs again for its second derivative, and would find other state than in the first run\n"
-    "    try  compute the gradients (torch.autograd.grad(..., create_graph=True)) inside the captured program"
-)
-_CHANGED = (
-    "the program now computes something else than when it was captured\n"
-    "    why  it runs again for its second derivative, and Python state has changed since the call\n"
-    "    try  compute the gradients (torch.autograd.grad(..., create_graph=True)) inside the captured program"
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -348,7 +339,7 @@ class Specialization:
             if isinstance(made, Exception):
                 raise made
             if self.metadata.left:
-                raise RuntimeError(_CHANGES)
+                raise CHANGES_STATE_TWICE.error()
             args, kwargs = made
             given = self.capture.convention.arguments(args, kwargs)
             values = self.guards.check(given)
@@ -360,7 +351,7 @@ class Specialization:
             if isinstance(joint, Exception):
                 raise joint
             if not isinstance(joint, JointGraph) or not found.is_like(self):
-                raise RuntimeError(_CHANGED)
+                raise COMPUTES_SOMETHING_ELSE.error()
             decides = found.guards.sizes if found.guards.dynamic == self.guards.dynamic else None
             return Derivative(self._partitioned(joint), sizes.__eq__ if decides is None else decides.holds_for)
 

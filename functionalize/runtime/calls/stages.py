@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from functionalize.errors import DataDependentError, UnsupportedMutationError, in_words
+from functionalize.refusals.values import SIZES_BROKEN, SIZES_REJECTED
 from functionalize.runtime.autograd.joint import called
 from functionalize.runtime.calls.computation import Computed
 from functionalize.runtime.decisions import Diverged, check
@@ -61,21 +62,12 @@ def assuming_sizes(metadata: ProgramMetadata, compute: Compute, inputs: list[Any
     except (Diverged, UnsupportedMutationError):
         raise
     except (RuntimeError, IndexError) as error:
-        raise _unsupported_sizes("an operator of the graph rejects data-dependent sizes") from error
+        raise SIZES_REJECTED.error() from error
     bindings = metadata.symbols.bind(inputs, computed.results)
     for condition in metadata.symbols.asserted:
         if not bindings.holds(condition):
-            raise _unsupported_sizes(f"data-dependent sizes ({bindings}) do not satisfy {condition}")
+            raise SIZES_BROKEN.error(sizes=bindings, condition=condition)
     return computed
-
-
-def _unsupported_sizes(what: str) -> DataDependentError:
-    return DataDependentError(
-        what,
-        why="the operator supports only such sizes, or the trace assumed them: where a data-dependent size met a "
-        "constant, the trace assumed that both are equal, but eager may broadcast",
-        hint="state what you know about the size before (torch._check), or expand the tensor of one element explicitly",
-    )
 
 
 def comparing_decisions(

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from functionalize.errors import UnsupportedProgramError
+from functionalize.refusals.values import CUDNN_DROPOUT
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -34,11 +34,7 @@ def refuse_dropout(dropout: float, train: bool, count: int) -> None:
         UnsupportedProgramError: they do.
     """
     if dropout and train and count > 1:
-        raise UnsupportedProgramError(
-            "recurrent layers on a GPU with dropout between them",
-            why="cuDNN draws the random numbers from a state that cannot be read or set",
-            hint="pass dropout=0, or use a module per layer with torch.nn.Dropout between them",
-        )
+        raise CUDNN_DROPOUT.error()
 
 
 def layers(

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from functionalize._torch import OF_ELEMENTS
-from functionalize.errors import UnsupportedProgramError
+from functionalize.refusals.tensors import SPARSE_GRADIENT
 
 aten = torch.ops.aten
 
@@ -28,11 +28,7 @@ def _of_coalesced(name: str, op: Any) -> Callable[[torch.Tensor], Any]:
         if not tensor.is_coalesced():
             raise RuntimeError(f"Cannot get {name} on an uncoalesced tensor, please call .coalesce() first")
         if tensor.requires_grad and torch.is_grad_enabled():
-            raise UnsupportedProgramError(
-                f"gradients go through the {name} of a sparse tensor of size {tuple(tensor.size())}",
-                why="their number is data-dependent, and torch's formula for the gradient needs a plain integer",
-                hint="compute with `to_dense()`, or under `torch.no_grad()`",
-            )
+            raise SPARSE_GRADIENT.error(part=name, size=tuple(tensor.size()))
         return op(tensor)
 
     return found

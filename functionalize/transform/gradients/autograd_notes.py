@@ -38,8 +38,14 @@ from functionalize.aliasing.bases import Base, View
 from functionalize.aliasing.geometry import Layout, hinted_span, same
 from functionalize.aliasing.overlap import box_of
 from functionalize.call_stack import Location, user_location
-from functionalize.errors import UnsupportedMutationError, UnsupportedProgramError
+from functionalize.errors import UnsupportedMutationError
 from functionalize.reachability import functions_behind
+from functionalize.refusals.gradients import (
+    GRADIENT_OF_WRITTEN,
+    READS_BEYOND,
+    RESHAPED_WITHOUT_GRAD_MODE,
+    VERSION_OF_GRADIENT,
+)
 from functionalize.transform.gradients.lost_views import LostViews
 
 # Generators of random numbers that a program passed, by who they are in C++.
@@ -110,13 +116,7 @@ class Reshapes:
         """Why autograd outside of the program would not see an input's new metadata as it did inside."""
         for fake in inputs:
             if id(fake) in self._hidden:
-                return UnsupportedMutationError(
-                    "the size or strides of an input that requires gradients change in place (t_, squeeze_, `.data "
-                    "=`, ...) with grad mode off",
-                    why="autograd does not record the change, and computes a gradient for the old size and strides",
-                    hint="change it with grad mode on, or change a detached tensor",
-                    at=self._hidden[id(fake)],
-                )
+                return RESHAPED_WITHOUT_GRAD_MODE.error(self._hidden[id(fake)])
         return None
 
     def told_at_once(self, handle: torch.Tensor) -> bool:
@@ -307,13 +307,7 @@ class AutogradNotes:
         asked = pytree.tree_leaves(inputs)
         views = [view for known in self._outdated.values() if (view := known()) is not None]
         if any(autograd_base(view) is one for view in views for one in asked):
-            raise UnsupportedMutationError(
-                "the program computes the gradient of a non-contiguous tensor that was written after views of it "
-                "were made",
-                why="for fake tensors, autograd replays the view operators after the write, and the gradient gets "
-                "other strides than in eager",
-                hint="make the views after the write, or call backward() outside the captured program",
-            )
+            raise GRADIENT_OF_WRITTEN.error()
 
     def note_address(self, source: View, part: Layout) -> None:
         """Note that `as_strided`, in place or not, takes a part of a storage, given by a tensor of it."""
@@ -335,13 +329,7 @@ class AutogradNotes:
 
     def goes_beyond(self) -> UnsupportedMutationError:
         """The error of a part that autograd may find again, outside of the tensor that it was taken of."""
-        return UnsupportedMutationError(
-            "`as_strided` reads memory beyond a tensor that requires gradients; later the memory is written, or "
-            "metadata change in place (t_, squeeze_, ...)",
-            why="autograd then treats the result as a view of the whole storage, which fake tensors do not represent",
-            hint="call `as_strided` on the tensor that covers the whole storage",
-            at=next(iter(self._beyond.values()), None),
-        )
+        return READS_BEYOND.error(next(iter(self._beyond.values()), None))
 
     def note_pieces(self, source: torch.Tensor) -> None:
         """Note that several views of a handle are made at once: autograd accepts no write to what they are views of."""
@@ -389,14 +377,7 @@ class AutogradNotes:
         known = self._gradients.get(id(tensor))
         captured = self.constants is not None  # else the engine runs on the tensors themselves, or for this trace alone
         if captured and known is not None and known() is tensor:
-            raise UnsupportedProgramError(
-                "the program reads the `_version` of a gradient",
-                why=(
-                    "eager's autograd engine may accumulate gradients in place or not, and only the former counts "
-                    "as a write"
-                ),
-                hint="read the `_version` of a copy of the gradient (`.clone()`)",
-            )
+            raise VERSION_OF_GRADIENT.error()
 
     def close(self) -> None:
         """Drop all tensors: the call has ended."""

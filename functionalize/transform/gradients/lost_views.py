@@ -22,6 +22,7 @@ from functionalize.aliasing.bases import Base
 from functionalize.aliasing.geometry import Layout
 from functionalize.call_stack import Location, user_location
 from functionalize.errors import UnsupportedMutationError
+from functionalize.refusals.gradients import VIEW_AFTER_RESHAPE
 
 
 class LostViews:
@@ -92,13 +93,7 @@ class LostViews:
         """Why gradients would be wrong, if they would."""
         if self._used is None:
             return None
-        return UnsupportedMutationError(
-            "a view is used after its metadata, or its base's, changed in place (squeeze_, t_, as_strided_), or "
-            "after `.data =` replaced its data and its old base was written",
-            why="for fake tensors, autograd replays the view operators, which now give other elements",
-            hint="use the result of the out-of-place operator (squeeze, t, ...)",
-            at=self._used,
-        )
+        return VIEW_AFTER_RESHAPE.error(self._used)
 
     def _look_at(self, view: torch.Tensor, is_told: bool) -> None:
         if not is_told and view.requires_grad and is_taken_again(view) and _leads_elsewhere(view):

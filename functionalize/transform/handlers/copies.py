@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from functionalize._torch import FakeTensor, gradient_hooks, storage_key
-from functionalize.errors import UnsupportedProgramError
+from functionalize.refusals.values import TENSOR_SAVED
 
 _REFUSING: Any = torch.Tensor.__deepcopy__  # says why what is no leaf cannot be copied
 
@@ -63,7 +63,7 @@ def reduced(tensor: torch.Tensor, protocol: Any) -> Any:
     if not isinstance(tensor, FakeTensor):
         return _REDUCING(tensor, protocol)
     if tensor.layout is not torch.strided or any(gradient_hooks(tensor)):
-        raise _saved()
+        raise TENSOR_SAVED.error()
     return _InTheSameMemory(tensor), ()
 
 
@@ -80,12 +80,4 @@ class _InTheSameMemory:
         return tensor.data.requires_grad_(tensor.requires_grad)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        raise _saved()
-
-
-def _saved() -> UnsupportedProgramError:
-    return UnsupportedProgramError(
-        "the program saves a tensor (torch.save, pickle)",
-        why="the file would hold values, which do not exist while a program is captured",
-        hint="save outside the captured program; to copy a tensor inside it, use clone() or copy.deepcopy()",
-    )
+        raise TENSOR_SAVED.error()

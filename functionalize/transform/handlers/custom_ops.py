@@ -29,9 +29,21 @@ from functionalize._torch.fakes import data_dependent, has_fake_impl, operator_w
 from functionalize.aliasing.geometry import Layout
 from functionalize.aliasing.overlap import disjoint_guarded, flat_base_layout
 from functionalize.aliasing.tensor_queries import is_fake, tensor_leaves
-from functionalize.errors import UnsupportedMutationError, UnsupportedProgramError
+from functionalize.errors import NoFormulaError, UnsupportedMutationError, UnsupportedProgramError
 from functionalize.ops import tables
 from functionalize.ops.tables import OpRow
+from functionalize.refusals.gradients import NO_FORMULA
+from functionalize.refusals.operators import (
+    COLLECTIVE,
+    CUSTOM_READS_WHAT_IT_WRITES,
+    CUSTOM_WRITES_SHARED,
+    FAKE_RAISES,
+    FAKE_READS_VALUES,
+    NO_FAKE,
+    RETURNS_OTHER,
+    RETURNS_WRITTEN,
+    UNPAIRED,
+)
 from functionalize.transform.context import FunctionalizationContext
 from functionalize.transform.handlers.strides import laid_out
 from functionalize.transform.writing_call import Kwargs, WritingCall
@@ -44,7 +56,7 @@ def run(call: WritingCall) -> Any:
     if not call.context.executor.observed:
         return call.on_memory()
     if not can_auto_functionalize(call.func):
-        raise _without_form(call.func, call.row)
+        raise _without_form(call.row)
     return _in_graph(call)
 
 
@@ -52,11 +64,7 @@ def undeclared(call: WritingCall) -> Any:
     """Run an op that does what its schema does not say: in direct use only, as its writes are unknown."""
     if not call.context.executor.observed:
         return call.context.executor.on_handles(call.func, call.args, call.kwargs)
-    raise UnsupportedMutationError(
-        f"the collective operation {call.func.name()} cannot be part of a graph",
-        why=str(tables.undeclared(call.func)),
-        hint="use the functional collectives (torch.distributed._functional_collectives), which return their results",
-    )
+    raise COLLECTIVE.error(op=call.func.name(), reason=tables.undeclared(call.func))
 
 
 def with_gradients(context: FunctionalizationContext, func: Any, run: Callable[[], Any], args: Any, kwargs: Any) -> Any:
@@ -74,11 +82,7 @@ def with_gradients(context: FunctionalizationContext, func: Any, run: Callable[[
     out = run()
     written = [w.given(args, kwargs) for w in tables.row(func).written]
     results = {id(one): one for one in tensor_leaves([out, *written], {}) if _differentiable(one)}
-    refusal = NoFormulaError(
-        f"a gradient through {func.name()}, for which autograd has no formula",
-        why="eager differentiates the operators that its kernel calls, but a graph calls it as one operator",
-        hint="register a formula with torch.library.register_autograd, or detach() its arguments if it has no gradient",
-    )
+    refusal = NO_FORMULA.error(op=func.name())
     for result in results.values():
         if not (result.is_leaf and result.requires_grad):
             with above_autograd():
@@ -88,17 +92,6 @@ def with_gradients(context: FunctionalizationContext, func: Any, run: Callable[[
 
 def _differentiable(tensor: torch.Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
-
-
-class NoFormulaError(UnsupportedProgramError):
-    """A gradient goes through an operator for which autograd has no formula."""
-
-    @classmethod
-    def of_eager(cls, text: str) -> NoFormulaError:
-        """For one that eager refuses as well, in its words."""
-        error = cls.__new__(cls)
-        RuntimeError.__init__(error, text)
-        return error
 
 
 class WithoutFormula(torch.autograd.Function):
@@ -119,22 +112,13 @@ def refused_on_fakes(op: Any, args: Sequence[Any], kwargs: Kwargs, error: Except
     """Why an operator of the user's raises on fake tensors, if the reason is that these are fake."""
     operator = operator_without_fake(error)
     if operator is not None:
-        return UnsupportedProgramError.of_operator(operator)
+        return NO_FAKE.error(op=operator)
     fake = any(isinstance(leaf, FakeTensor) for leaf in tensor_leaves(args, kwargs))
     if isinstance(error, UnsupportedProgramError) or not fake or not has_fake_impl(op):
         return None
     if isinstance(error, data_dependent()):
-        return UnsupportedProgramError(
-            f"the fake implementation of {op.name()} reads the values of a tensor",
-            why="fake tensors have no values",
-            hint="for a data-dependent size, use a symbol: torch.library.get_ctx().new_dynamic_size()",
-        )
-    return UnsupportedProgramError(
-        f"the fake implementation of {op.name()} raises {type(error).__name__}: {error}",
-        why="a program is traced with fake tensors, for which the fake implementation runs instead of the operator",
-        hint="pass other arguments if eager raises as well; else correct the fake implementation "
-        "(torch.library.opcheck tests it)",
-    )
+        return FAKE_READS_VALUES.error(op=op.name())
+    return FAKE_RAISES.error(op=op.name(), kind=type(error).__name__, error=error)
 
 
 def _in_graph(call: WritingCall) -> Any:
@@ -186,7 +170,7 @@ def _shared(
     for name, handle in targets.items():
         for other in tensors:
             if id(other) not in ids and _may_overlap(context, handle, other):
-                raise _read_too(func, name)
+                raise CUSTOM_READS_WHAT_IT_WRITES.error(op=func, argument=name)
     groups: dict[int, list[Layout]] = {}
     for handle in written:
         groups.setdefault(storage_key(handle), []).append(Layout.of(handle))
@@ -210,11 +194,7 @@ def _hull(func: Any, layouts: Sequence[Layout]) -> Layout:
     if whole is None or any(
         (layout.dtype, layout.conj, layout.neg) != (whole.dtype, False, False) for layout in layouts
     ):
-        raise UnsupportedMutationError(
-            f"{func} writes arguments that share elements",
-            why="auto_functionalized passes them as views of one base of one dtype, and they have no such base",
-            hint="call it outside the traced function, or pass it tensors that do not share a storage",
-        )
+        raise CUSTOM_WRITES_SHARED.error(op=func)
     return whole
 
 
@@ -258,27 +238,10 @@ def _spanning(context: FunctionalizationContext, handle: torch.Tensor, whole: La
     return spanning
 
 
-def _without_form(func: Any, row: OpRow) -> UnsupportedMutationError:
-    why = tables.UNPAIRED.get(row.name)
-    hint = "call it outside the traced function, or compute the result out of place and copy_ it into the argument"
-    if why is None and any(index < 0 for index in row.returns):
-        why = "it returns the tensor that it writes, which auto_functionalized supports only for ops with a tag"
-        hint = "return nothing from the op, or define it with the tag torch.Tag.inplace or torch.Tag.out"
-    elif why is None:
-        why = "auto_functionalized supports only ops that return tensors or nothing"
-        hint = "return a fixed number of tensors from the op"
-    return UnsupportedMutationError(f"{row.name} writes {', '.join(w.name for w in row.written)}", why=why, hint=hint)
-
-
-def _read_too(func: Any, name: str) -> UnsupportedMutationError:
-    return UnsupportedMutationError(
-        f"{func} writes `{name}` and reads another argument with the same elements",
-        why=(
-            "auto_functionalized runs the op on a copy of the tensor that it writes, and the other argument would "
-            "not change with it"
-        ),
-        hint=(
-            "pass a `.clone()` of the argument that is read if the op reads before it writes, or name it in "
-            "`mutates_args`"
-        ),
-    )
+def _without_form(row: OpRow) -> UnsupportedMutationError:
+    written = {"op": row.name, "arguments": ", ".join(argument.name for argument in row.written)}
+    reason = tables.UNPAIRED.get(row.name)
+    if reason is not None:
+        return UNPAIRED.error(reason=reason, **written)
+    returns_written = any(index < 0 for index in row.returns)
+    return (RETURNS_WRITTEN if returns_written else RETURNS_OTHER).error(**written)

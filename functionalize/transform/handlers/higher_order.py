@@ -11,6 +11,7 @@ operands; a result that may be an operand is not written later on; bodies of oth
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,8 +27,9 @@ from functionalize._torch import (
 )
 from functionalize.aliasing.geometry import same
 from functionalize.aliasing.tensor_queries import tensor_leaves
-from functionalize.errors import UnsupportedMutationError, UnsupportedProgramError
 from functionalize.ops import traits
+from functionalize.refusals.operators import BODY_READS_VERSION, BODY_RESHAPES, BODY_WRITES, BODY_WRITES_SHARED
+from functionalize.refusals.writes import OPERAND_PERHAPS_RETURNED
 from functionalize.transform.context import FunctionalizationContext
 from functionalize.transform.epilogue import Epilogue
 
@@ -60,11 +62,7 @@ class Frame:
         """The body's results, followed by the new values of the operands in ``given``."""
         asked = epilogue.context.notes.asked.keys(VERSION)
         if asked and not asked.isdisjoint(map(storage_key, tensor_leaves(args, {}))):
-            raise UnsupportedProgramError(
-                f"a body of {self.func} reads the `_version` of an operand",
-                why="in a graph a body is a function of values, which have no count of writes",
-                hint="read it outside the body, and use the number inside",
-            )
+            raise BODY_READS_VERSION.error(op=self.func)
         position = {id(unwrap_functorch(arg)): i for i, arg in enumerate(args) if isinstance(arg, torch.Tensor)}
         leaves, self.spec = pytree.tree_flatten(outputs)
         self.strides = [_strides(leaf) for leaf in leaves]
@@ -74,13 +72,11 @@ class Frame:
         for back in epilogue.prepare():
             handle = back.input.handle
             if back.metadata or id(handle) not in position:
-                raise _refusal(self.func, "changes the shape or the strides of an operand", "return a new tensor")
+                raise BODY_RESHAPES.error(op=self.func)
             values[position[id(handle)]] = back.data
             epilogue.return_value(handle)
         if values and self.operands is None:
-            raise _refusal(
-                self.func, f"writes to operand {min(values)}", ("return the new value, and copy_ it after the call")
-            )
+            raise BODY_WRITES.error(op=self.func, position=min(values))
         if not values.keys() <= set(self.given):
             raise OperandsWritten(sorted(values))
         if not self.given:
@@ -227,7 +223,7 @@ def _with_writes(
     # What may be one tensor in eager, and is two in the graph.
     aliased = [operands[position] for position in set[int]().union(*(frame.aliased for frame in frames))]
     for tensor in tensor_leaves([*aliased, *leaves[:count]] if aliased else [], {}):
-        context.protect(tensor, f"{func} may have returned an operand: result and operand may share memory")
+        context.protect(tensor, partial(OPERAND_PERHAPS_RETURNED.error, op=func))
     return frames, leaves[:count]
 
 
@@ -239,8 +235,7 @@ def _refuse_shared(context: FunctionalizationContext, func: Any, operands: Seque
             if storage_key(operand) == storage_key(operands[position]):
                 one, two = context.graph.ensure(operand), context.graph.ensure(operands[position])
                 if not one.disjoint(two):
-                    what = f"writes to operand {position}, which shares elements with operand {other}"
-                    raise _refusal(func, what, "pass one of the two, and make the other as a view inside the body")
+                    raise BODY_WRITES_SHARED.error(op=func, position=position, other=other)
 
 
 def _strides(leaf: Any) -> tuple[int, ...] | None:
@@ -261,11 +256,3 @@ def _with_strides(context: FunctionalizationContext, value: Any, strides: Any) -
     context.graph.create_base(handle, value)
     context.executor.sync_memory(handle, value)
     return handle
-
-
-def _refusal(func: Any, what: str, hint: str) -> UnsupportedMutationError:
-    return UnsupportedMutationError(
-        f"a body of {func} {what}",
-        why="in a graph a body is a function of values, but this one changes memory that other code may read",
-        hint=f"{hint}; or call it outside the traced function",
-    )

@@ -14,7 +14,8 @@ import torch
 from functionalize._torch import unbacked
 from functionalize.aliasing.geometry import Layout, fits, hinted_span, is_empty
 from functionalize.aliasing.tensor_queries import is_fake
-from functionalize.errors import UnsupportedMutationError
+from functionalize.refusals.values import STORAGE_BYTES_ACCESSED
+from functionalize.refusals.writes import LAZY_IN_INFERENCE_MODE, SET_BEYOND_STORAGE
 
 aten = torch.ops.aten
 
@@ -44,12 +45,7 @@ def with_kept_strides(func: Any, args: Sequence[Any]) -> tuple[Any, Sequence[Any
         return func, args
     kept = replace(Layout.of(handle), offset=offset)
     if not fits(kept, storage.nbytes()):
-        raise UnsupportedMutationError(
-            f"set_ to a storage, called without strides, keeps the strides {tuple(handle.stride())}, which reach "
-            "beyond that storage",
-            why="eager would read and write memory outside the storage",
-            hint="pass the strides as well",
-        )
+        raise SET_BEYOND_STORAGE.error(strides=tuple(handle.stride()))
     return aten.set_.source_Storage_storage_offset, (*sized, list(handle.stride()))
 
 
@@ -62,11 +58,7 @@ def refuse_bytes(handle: torch.Tensor, known: torch.Tensor | None) -> None:
         UnsupportedMutationError: it does.
     """
     if known is not None and handle.device != known.device:
-        raise UnsupportedMutationError(
-            f"the program reads or writes the bytes of a storage directly (of a tensor of size {tuple(known.size())})",
-            why="storages have no bytes while a program is traced or captured",
-            hint="use operations on tensors: `x.fill_(0)`, `x.copy_(y)`, `x.view(torch.uint8)`",
-        )
+        raise STORAGE_BYTES_ACCESSED.error(size=tuple(known.size()))
 
 
 def _check_room(storage: torch.UntypedStorage, kept: Layout, wanted: Sequence[Any]) -> None:
@@ -96,11 +88,7 @@ def _refuse_beyond(storage: torch.UntypedStorage, layout: Layout) -> None:
 def refuse_uncounted(func: Any, handle: torch.Tensor) -> None:
     """Where torch resolves a lazy conjugate or negation for a composite op, it may resize what it has then."""
     if torch.is_inference_mode_enabled() and not handle.is_inference() and (handle.is_neg() or handle.is_conj()):
-        raise UnsupportedMutationError(
-            f"{func} on a lazily conjugated or negated tensor in inference mode",
-            why="whether autograd counts this as a write depends on the device and on the calling op",
-            hint="call resolve_conj() or resolve_neg() first, or use torch.no_grad()",
-        )
+        raise LAZY_IN_INFERENCE_MODE.error(op=func)
 
 
 def keeps_size(handle: torch.Tensor, size: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:

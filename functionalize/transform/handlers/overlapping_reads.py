@@ -22,6 +22,7 @@ from functionalize.errors import UnsupportedMutationError, name_of
 from functionalize.ops import tables, traits
 from functionalize.ops.calls import declared
 from functionalize.ops.tables import Kind
+from functionalize.refusals.writes import READS_WHAT_IT_WRITES, TWO_OUTPUTS_SHARE
 from functionalize.transform.context import FunctionalizationContext
 from functionalize.transform.writing_call import Operand, WritingCall
 
@@ -155,15 +156,5 @@ def _sized(layout: Layout, offset: int) -> Layout:
 
 def _order_matters(call: WritingCall, target: Operand, other: Operand) -> UnsupportedMutationError:
     if other.written:
-        return UnsupportedMutationError(
-            f"{call.func} writes `{target.name}` and `{other.name}`, which share elements",
-            why="eager's result depends on the order in which its kernel writes them",
-            hint="pass tensors that share no memory",
-        )
-    what = f"{call.func} writes to {name_of(target.tensor)} and reads the same elements at other positions"
-    return UnsupportedMutationError(
-        f"{what}, through `{other.name}`",
-        why="eager's kernel reads some elements before it writes them and some after: its result depends on sizes, "
-        "device and threads (eager itself checks only tensors without gaps)",
-        hint=f"pass a copy (`.clone()`) as `{other.name}` (in an assignment, the right side)",
-    )
+        return TWO_OUTPUTS_SHARE.error(op=call.func, argument=target.name, other=other.name)
+    return READS_WHAT_IT_WRITES.error(op=call.func, tensor=name_of(target.tensor), argument=other.name)

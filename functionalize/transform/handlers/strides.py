@@ -19,8 +19,8 @@ from functionalize._torch import decided, on_handles, pytree, steps_over, unback
 from functionalize.aliasing.geometry import Layout, hint, size_hint
 from functionalize.aliasing.tensor_queries import is_contiguous, is_plain_strided, same_strides
 from functionalize.aliasing.view_rules import Value
-from functionalize.errors import UnsupportedMutationError
 from functionalize.ops import traits
+from functionalize.refusals.writes import DATA_DEPENDENT_STRIDES
 from functionalize.transform.context import FunctionalizationContext
 from functionalize.transform.writing_call import Kwargs
 
@@ -116,11 +116,7 @@ def order_of(context: FunctionalizationContext, handle: torch.Tensor) -> list[in
     decisive = [dim for dim in order if strides[dim] and sizes[dim] != 1]
     for outer, inner in itertools.combinations(decisive, 2):
         if not _is_further_out(handle, layout, outer, inner):
-            raise UnsupportedMutationError(
-                f"{context.op} depends on the order of its tensor's dimensions in memory, which is data-dependent",
-                why=f"whether dimension {outer} or {inner} has the larger stride depends on data-dependent sizes",
-                hint="call .contiguous() on the tensor first, or state what you know about the sizes with torch._check",
-            )
+            raise DATA_DEPENDENT_STRIDES.error(op=context.op, outer=outer, inner=inner)
     return order
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 
 from functionalize._torch import FakeTensor, unwrap_functorch
-from functionalize.errors import UnsupportedProgramError
 from functionalize.patches import Patch, Patches
+from functionalize.refusals.tensors import SUBCLASS
 
 _METHOD = torch.Tensor.as_subclass
 
@@ -25,4 +25,4 @@ def _as_subclass(tensor: torch.Tensor, cls: type[torch.Tensor]) -> torch.Tensor:
         return _METHOD(tensor, cls)
     if cls in (torch.Tensor, FakeTensor):
         return torch.ops.aten.alias.default(tensor)  # type: ignore[no-any-return]
-    raise UnsupportedProgramError.of_subclass(cls, "a tensor that the program makes with `as_subclass`")
+    raise SUBCLASS.error(tensor="a tensor that the program makes with `as_subclass`", kind=cls.__name__)

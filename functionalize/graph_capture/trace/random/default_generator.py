@@ -12,24 +12,20 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch.fx import Node
 
 from functionalize._torch import FakeTensor
 from functionalize._torch.dispatch import identity_of, kernels_alone
-from functionalize.errors import UnsupportedProgramError
 from functionalize.graph_capture.trace.checkpointing import CheckpointRegions
-
-SETS = "sets the state of a torch generator"
-_SEEDS = "seeds torch's generator"
-_SEEDS_AT_RANDOM = "seeds torch's generator non-deterministically"
-_DRAWS = "draws from torch's generator after it has restored its state"
-WHY_DRAWN = "this would happen once, at the capture, and not at each call"
-SEED_BEFORE = (
-    "seed before the program is called; or make a generator inside it (torch.Generator().manual_seed(seed)), and pass "
-    "it to the operators that draw"
+from functionalize.refusals.random_numbers import (
+    DRAWN_AFTER_RESTORE,
+    GENERATOR_SEEDED,
+    GENERATOR_SEEDED_AT_RANDOM,
+    GENERATOR_SET,
+    SEED_READ,
 )
 
 
@@ -64,7 +60,7 @@ class DefaultGenerator:
         """
         first = self._drawn.setdefault(self._at, node)
         if self._at != self._end if first is node else not self.runs_again:
-            refuse_drawn(_DRAWS)
+            raise DRAWN_AFTER_RESTORE.error()
         self._at += 1
         if first is not node:
             return first
@@ -88,7 +84,7 @@ class DefaultGenerator:
             return torch.default_generator.set_state(state)
         read = None if isinstance(state, FakeTensor) else self._read(state)
         if read is None or not (read == self._at or self.runs_again):
-            refuse_drawn(SETS)
+            raise GENERATOR_SET.error()
         self._at = read
         return torch.default_generator
 
@@ -101,23 +97,19 @@ class DefaultGenerator:
     def manual_seed(self, seed: int) -> torch.Generator:
         """Refused: a call would not set it."""
         if self._is_captured:
-            refuse_drawn(_SEEDS)
+            raise GENERATOR_SEEDED.error()
         return torch.default_generator.manual_seed(seed)
 
     def seed(self) -> int:
         """Refused: it is another one each time."""
         if self._is_captured:
-            refuse_drawn(_SEEDS_AT_RANDOM)
+            raise GENERATOR_SEEDED_AT_RANDOM.error()
         return torch.default_generator.seed()
 
     def initial_seed(self) -> int:
         """Refused: a call may find another."""
         if self._is_captured:
-            raise UnsupportedProgramError(
-                "the program reads the seed of torch's generator",
-                why="the seed would be a constant of the captured program",
-                hint="pass the seed as an argument",
-            )
+            raise SEED_READ.error()
         return torch.default_generator.initial_seed()
 
     @property
@@ -139,12 +131,3 @@ def bytes_of(state: torch.Tensor) -> bytes:
     """The state of a generator, to compare."""
     with kernels_alone():
         return state.numpy().tobytes()
-
-
-def refuse_drawn(what: str) -> NoReturn:
-    """Refuse what a program does to a generator of torch's.
-
-    Raises:
-        UnsupportedProgramError: always.
-    """
-    raise UnsupportedProgramError(f"the program {what}", why=WHY_DRAWN, hint=SEED_BEFORE)

@@ -16,7 +16,8 @@ import torch
 from torch.fx import Node
 
 from functionalize._torch.dispatch import identity_of, kernels_alone
-from functionalize.graph_capture.trace.random.default_generator import SETS, bytes_of, refuse_drawn
+from functionalize.graph_capture.trace.random.default_generator import bytes_of
+from functionalize.refusals.random_numbers import GENERATOR_SET
 from functionalize.runtime.random_state import default_generators_of_devices
 
 
@@ -78,7 +79,7 @@ class DeviceGenerators:
         try:
             yield
             if any(one.watched.is_changed for one in self._found.values()):
-                refuse_drawn(SETS)
+                raise GENERATOR_SET.error()
         finally:
             for one in self._found.values():
                 one.watched.generator.set_state(one.watched.before)
@@ -101,7 +102,7 @@ class DeviceGenerators:
         expected, state = one.watched.expected, generator.get_state()
         first = one.drawn.setdefault(bytes_of(state), node)
         if one.watched.is_changed if first is node else not runs_again:
-            refuse_drawn(SETS)
+            raise GENERATOR_SET.error()
         one.watched.go_on()
         if first is node:
             return None

@@ -30,14 +30,10 @@ import torch
 from torch.fx import Graph, Node
 
 from functionalize._torch.dispatch import HigherOrderOperator, identity_of
-from functionalize.errors import UnsupportedProgramError
 from functionalize.graph_capture.inputs.inputs import TracedInput
 from functionalize.graph_capture.refusals.changed_lines import LineWanted
 from functionalize.graph_capture.trace.checkpointing import CheckpointRegions
 from functionalize.graph_capture.trace.random.default_generator import (
-    SEED_BEFORE,
-    SETS,
-    WHY_DRAWN,
     DefaultGenerator,
     bytes_of,
     is_default,
@@ -45,6 +41,13 @@ from functionalize.graph_capture.trace.random.default_generator import (
 from functionalize.graph_capture.trace.random.device_generators import DeviceGenerators, WatchedGenerator
 from functionalize.graph_capture.trace.random.unread_draws import UnreadDraws
 from functionalize.python_state.buffers import ARRAYS, GENERATORS, access_to
+from functionalize.refusals.python_objects import ARRAY_WRITTEN
+from functionalize.refusals.random_numbers import (
+    DRAWN_OUTSIDE_TORCH,
+    GENERATOR_OUTSIDE_STATE,
+    GENERATOR_READ,
+    GENERATOR_SET,
+)
 from functionalize.runtime.random_state import (
     anew,
     default_generators_of_devices,
@@ -95,7 +98,7 @@ class TorchGenerators:
                 one.generator.set_state(one.before)
             TorchGenerators._running = None
         if changed:
-            raise _set()
+            raise LineWanted(TorchGenerators.any_is_set, GENERATOR_SET)
 
     @staticmethod
     def any_is_set() -> bool:
@@ -137,9 +140,9 @@ class TorchGenerators:
         if watched is None:
             watched = self._watched[identity_of(generator)] = WatchedGenerator.of(generator)  # made inside, as it seems
             if bytes_of(watched.before) in self._states:
-                raise _read()
+                raise GENERATOR_READ.error()
         if watched.is_changed:
-            raise _set()
+            raise LineWanted(TorchGenerators.any_is_set, GENERATOR_SET)
         self._go_on(watched)
         return None
 
@@ -157,15 +160,7 @@ class TorchGenerators:
                 continue
             if key not in made:
                 if self._is_kept(key):
-                    raise UnsupportedProgramError(
-                        "the program draws random numbers from a generator that is not part of its state and stays "
-                        "alive",
-                        why="a call could not set the state of that generator afterwards",
-                        hint=(
-                            "pass the generator as an argument, or keep it in a variable or an attribute that the "
-                            "program reads"
-                        ),
-                    )
+                    raise GENERATOR_OUTSIDE_STATE.error()
                 with graph.inserting_after(node):
                     made[key] = graph.call_function(anew, (node,))
             node.replace_all_uses_with(made[key], delete_user_cb=lambda user: user.target is not anew)
@@ -185,19 +180,7 @@ class TorchGenerators:
         """
         for tensor in tensors:
             if type(tensor) is torch.Tensor and tensor.dtype == torch.uint8 and bytes_of(tensor) in self._states:
-                raise _read()
-
-
-def _set() -> LineWanted:
-    return LineWanted(TorchGenerators.any_is_set, f"the program {SETS}", why=WHY_DRAWN, hint=SEED_BEFORE)
-
-
-def _read() -> UnsupportedProgramError:
-    return UnsupportedProgramError(
-        "the program reads the state of a torch generator",
-        why="operators draw nothing while they are recorded, so the state is not the one that a call would read",
-        hint="read it before or after the program is called",
-    )
+                raise GENERATOR_READ.error()
 
 
 @dataclass(frozen=True, eq=False)
@@ -215,16 +198,8 @@ class _Source:
         def is_changed() -> bool:
             return not _same(self.read(), before)
 
-        if self.is_array:
-            what, hint = (
-                f"writes to {self.name}",
-                "write to a tensor that is made from the array before: torch.tensor(array)",
-            )
-        else:
-            what = f"draws numbers from {self.name}"
-            hint = "draw with torch: torch.rand(()).item(); or draw before the call, and pass the number as a tensor"
-        why = "a call runs only torch operators: what the capture wrote or drew once would be the same in all calls"
-        return LineWanted(is_changed, f"the program {what}", why=why, hint=hint)
+        row = ARRAY_WRITTEN if self.is_array else DRAWN_OUTSIDE_TORCH
+        return LineWanted(is_changed, row, source=self.name)
 
 
 class RandomSources:

@@ -1,0 +1,106 @@
+"""Refusals of tensors and modules that no captured program can hold: by class, layout or origin."""
+
+from __future__ import annotations
+
+from functionalize.errors import UnsupportedProgramError
+from functionalize.refusals.refusal import Refusal
+
+_UNWRAP = "capture the inner module (`.module`), and wrap the code that calls the program"
+_SHARDED = "its hooks gather and scatter the parameters with collectives that write in place"
+_PROCESSES = "torch.distributed has to be initialized"
+
+SUBCLASS = Refusal(
+    UnsupportedProgramError,
+    what="{tensor} is a {kind}, a subclass of torch.Tensor",
+    why="a captured program computes with plain tensors: what the class does at each operator would be lost",
+    hint="capture the code that computes with the plain tensors inside it, or use torch.compile",
+    example="""
+class Tagged(torch.Tensor): ...
+capture(lambda x: x + 1, (torch.ones(2).as_subclass(Tagged),))
+""",
+)
+SUBCLASS_MADE = Refusal(
+    UnsupportedProgramError,
+    what="the program makes a tensor of a subclass from a tensor that it computed",
+    why="a captured program computes with plain tensors: what the class does at each operator would be lost",
+    hint="compute with plain tensors, convert the results to the subclass outside, or use torch.compile",
+    example="""
+class Tagged(torch.Tensor): ...
+capture(lambda x: Tagged(x + 1), (torch.ones(2),))
+""",
+)
+UNSUPPORTED_LAYOUT = Refusal(
+    UnsupportedProgramError,
+    what="{tensor} is a {layout} tensor",
+    why="a program is captured with fake tensors, which cannot have this layout",
+    hint="pass padded or dense tensors",
+    example="capture(lambda x: x + 1, (torch.ones(2).to_mkldnn(),))",
+)
+LAZY_PARAMETER = Refusal(
+    UnsupportedProgramError,
+    what="{tensor} has no size yet",
+    why="a lazy module makes its parameters when it first runs",
+    hint="run the module once before it is captured",
+    example="capture(torch.nn.LazyLinear(3), (torch.ones(2),))",
+)
+DATA_PARALLEL_MODULE = Refusal(
+    UnsupportedProgramError,
+    what="{module} is a {kind}",
+    why="it sums gradients over processes in backward hooks, which a graph does not have",
+    hint=_UNWRAP,
+    no_example=_PROCESSES,
+)
+SHARDED_MODULE = Refusal(
+    UnsupportedProgramError,
+    what="{module} is a {kind}",
+    why=_SHARDED,
+    hint=_UNWRAP,
+    no_example=_PROCESSES,
+)
+FULLY_SHARDED_MODULE = Refusal(
+    UnsupportedProgramError,
+    what="{module} is a {kind}",
+    why=_SHARDED,
+    hint="capture the module before `fully_shard`",
+    no_example=_PROCESSES,
+)
+SCRIPT_MODULE = Refusal(
+    UnsupportedProgramError,
+    what="{module} is a {kind}",
+    why="TorchScript keeps its parameters and runs its code in C++, where Python cannot replace them",
+    hint="use the original module, without torch.jit",
+    example="capture(torch.jit.trace(torch.nn.Linear(2, 2), torch.ones(2)), (torch.ones(2),))",
+)
+UNKNOWN_FAKE = Refusal(
+    UnsupportedProgramError,
+    what="a tensor of size {size} and {dtype}, {used}, is a fake tensor of unknown origin",
+    why="another thread computed it, or code that turns dispatch modes off, or an earlier capture",
+    hint="compute it in the thread that runs the program, with dispatch modes on",
+    example="""
+from torch.utils._python_dispatch import _disable_current_modes
+def f(x):
+    with _disable_current_modes():
+        return x + 1
+capture(f, (torch.ones(2),))
+""",
+)
+SPARSE_GRADIENT = Refusal(
+    UnsupportedProgramError,
+    what="gradients go through the {part} of a sparse tensor of size {size}",
+    why="their number is data-dependent, and torch's formula for the gradient needs a plain integer",
+    hint="compute with `to_dense()`, or under `torch.no_grad()`",
+    example="""
+def f(x): return x.to_sparse().values().sum()
+capture(f, (torch.eye(2).requires_grad_(),))
+""",
+)
+COMPRESSED_SPARSE_MADE = Refusal(
+    UnsupportedProgramError,
+    what="the program makes a compressed sparse tensor from its parts",
+    why="torch cannot do that with fake tensors",
+    hint="make it outside and pass it, or convert a tensor (`to_sparse_csr()`)",
+    example="""
+def f(x): return torch.sparse_csr_tensor(torch.tensor([0, 1]), torch.tensor([0]), x, (1, 1)) @ x
+capture(f, (torch.ones(1),))
+""",
+)
