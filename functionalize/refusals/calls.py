@@ -74,7 +74,7 @@ COMPUTES_SOMETHING_ELSE = Refusal(
     what="the program now computes something else than when it was captured",
     why="it runs again for its second derivative, and Python state has changed since the call",
     hint=_INSIDE,
-    no_example="the guards notice almost all such changes before",
+    no_example="no short program is known that leads here",
 )
 BACKWARD_OF_BACKWARD = Refusal(
     RuntimeError,

@@ -54,7 +54,10 @@ UNPAIRED = Refusal(
     what="{op} writes {arguments}",
     why="{reason}",
     hint=_OUTSIDE,
-    no_example="it concerns a few operators that run on a GPU alone",
+    example="""
+def f(x, mean, variance): return torch.ops.aten.batch_norm_update_stats(x, mean, variance, 0.1)
+capture(f, (torch.ones(2, 2), torch.ones(2), torch.ones(2)))
+""",
 )
 RETURNS_WRITTEN = Refusal(
     UnsupportedMutationError,

@@ -54,7 +54,7 @@ class _TorchError:
     values: Mapping[str, str] = field(default_factory=dict)
 
 
-_KNOWN = (
+_TORCH_ERRORS = (
     _TorchError("Cannot access data pointer of Tensor", ADDRESS_READ),
     _TorchError("its data is not allocated yet", MEMORY_READ),
     _TorchError("is already associated to a python object of type FakeTensor", SUBCLASS_MADE),
@@ -84,9 +84,9 @@ def explained(error: Exception) -> UnsupportedProgramError | None:
     operator = operator_without_fake(error)
     if operator is not None:
         return NO_FAKE.error(decisive_line(error), op=operator)
-    for known in _KNOWN:
-        if known.text in str(error):
-            return known.row.error(decisive_line(error), **known.values)
+    for torch_error in _TORCH_ERRORS:
+        if torch_error.text in str(error):
+            return torch_error.row.error(decisive_line(error), **torch_error.values)
     return None
 
 
