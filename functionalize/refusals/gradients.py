@@ -17,7 +17,7 @@ _OTHER_NODES = "a capture computes gradients with fake tensors, which have other
 _OUT_OF_PLACE = "use the result of the out-of-place operator (squeeze, t, ...)"
 _VIEW_AGAIN = "for fake tensors, autograd replays the view operators after the write"
 
-# What is asked of inputs that are views
+# Inputs that are views
 
 INPUT_IS_VIEW = Refusal(
     UnsupportedProgramError,
