@@ -17,15 +17,17 @@ import time
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from tests.sweeps.options import add_jobs
+from tests.sweeps.pool import Loss, Work, run_all, whole
 
 ROOT = Path(__file__).parents[2]
 EXPECTED = ROOT / "tests" / "sweeps" / "net-differences.txt"
 WORLDS, CALLS = 5_000, 3_000  # programs; a program of the second kind is called about four times in each of two modes
-LENGTH = 8  # steps of a random program at most
+SECONDS = 600  # for all samples of an operator or a module
 SUBJECTS = ("optimizers", "hooks", "decisions", "guards")  # whose test files are a part of the net
 OUTCOMES = {"passed": "right", "failed": "wrong"}  # what the sweeps call it: what the net calls it
 
@@ -40,15 +42,13 @@ class Entry(NamedTuple):
 
 
 def _fuzzed(name: str, modes: tuple[str, ...], programs: int, jobs: int) -> Iterator[Entry]:
-    from tests.sweeps.fuzz import __main__ as fuzz
-    from tests.sweeps.fuzz.workers import run_all
+    from tests.sweeps.fuzz.sweep import WORK, Run
 
-    work = [(seed, mode, LENGTH) for mode in modes for seed in range(programs)]
-    for results in run_all(fuzz.run, work, fuzz._crashed, workers=jobs, start=fuzz._start):
-        for seed, mode, verdict in results:
-            calls = f", {verdict.equal} equal, {verdict.refused} refused" if mode.startswith("calls") else ""
-            outcome = OUTCOMES.get(verdict.status, verdict.status) + calls
-            yield Entry(name, f"{mode} {seed}", outcome, f"{verdict.kind}: {verdict.reason}")
+    for result in run_all(WORK, [Run(seed, mode) for mode in modes for seed in range(programs)], jobs):
+        run, verdict = result.run, result.verdict
+        calls = f", {verdict.equal} equal, {verdict.refused} refused" if run.mode.startswith("calls") else ""
+        outcome = OUTCOMES.get(verdict.status, verdict.status) + calls
+        yield Entry(name, f"{run.mode} {run.seed}", outcome, f"{verdict.kind}: {verdict.reason}")
 
 
 def worlds(jobs: int) -> Iterator[Entry]:
@@ -64,12 +64,9 @@ def calls(jobs: int) -> Iterator[Entry]:
 def operators(jobs: int) -> Iterator[Entry]:
     """The fixed part of the sweep over torch's operator database."""
     from tests.sweeps.opinfo.cases import CI, op_names
-    from tests.sweeps.opinfo.runner import Job, Runner
+    from tests.sweeps.opinfo.sweep import Operator, work
 
-    verdicts: list[Any] = []
-    with Runner(jobs) as runner:
-        runner.run([Job(name, CI, "ours") for name in op_names()], verdicts.append, lambda: None)
-    for verdict in verdicts:
+    for verdict in run_all(work(), [Operator(name, CI) for name in op_names()], jobs):
         outcome = OUTCOMES.get(verdict.status, verdict.status)
         yield Entry("operators", verdict.case, outcome, f"{verdict.kind}: {verdict.reason}")
 
@@ -78,13 +75,15 @@ def captures(jobs: int) -> Iterator[Entry]:
     """The first sample of each operator, captured, exported as an ExportedProgram, and run."""
     from tests.sweeps.opinfo.cases import op_names
 
-    yield from _in_processes(_captured, op_names(), jobs)
+    yield from _by_name("captures", _captured, op_names(), jobs)
 
 
 def _captured(name: str) -> list[Entry]:
-    from tests.sweeps.lowerings.rows import ledger_of, route, rows
+    from tests.support.routes import MODULE
+    from tests.sweeps.lowerings.rows import Table, rows
 
-    found = rows(name, ["float32", "int64"], 1, route("module"), ledger_of("module"))
+    table = Table(MODULE)
+    found = rows(name, ["float32", "int64"], 1, table.check(), table.ledger())
     return [Entry("captures", f"{row.name} {row.case}", row.status, row.why) for row in found]
 
 
@@ -92,7 +91,7 @@ def modules(jobs: int) -> Iterator[Entry]:
     """Training each module of torch's database by captured calls."""
     from tests.sweeps.opinfo.modules import module_names
 
-    yield from _in_processes(_trained, module_names(), jobs)
+    yield from _by_name("modules", _trained, module_names(), jobs)
 
 
 def _trained(name: str) -> list[Entry]:
@@ -104,12 +103,9 @@ def _trained(name: str) -> list[Entry]:
 
 def zoo(jobs: int) -> Iterator[Entry]:
     """Every fourth model of transformers, timm and diffusers that is installed."""
-    from tests.sweeps.zoo import __main__ as models
-    from tests.sweeps.zoo import runner
+    from tests.sweeps.zoo.sweep import models_of, options_of, work
 
-    verdicts: list[Any] = []
-    runner.run(models._jobs(models._parser().parse_args(["--shard", "1/4"])), jobs, verdicts.append)
-    for verdict in verdicts:
+    for verdict in run_all(work(), models_of(options_of(["--shard", "1/4"])), jobs):
         yield Entry("zoo", f"{verdict.family} {verdict.name} {verdict.mode}", verdict.status, verdict.reason)
 
 
@@ -127,10 +123,14 @@ def tests(jobs: int) -> Iterator[Entry]:
         yield Entry("tests", program, outcome)
 
 
-def _in_processes(run: Callable[[str], list[Entry]], names: list[str], jobs: int) -> Iterator[Entry]:
-    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
-        for entries in pool.map(run, names):
-            yield from entries
+def _by_name(part: str, run: Callable[[str], list[Entry]], names: list[str], jobs: int) -> Iterator[Entry]:
+    work: Work[str, str, list[Entry]] = Work(whole, run, partial(_lost, part), SECONDS)
+    for entries in run_all(work, names, jobs):
+        yield from entries
+
+
+def _lost(part: str, name: str, loss: Loss) -> list[Entry]:
+    return [Entry(part, name, loss.kind, loss.reason)]
 
 
 PARTS = {part.__name__: part for part in (worlds, calls, operators, captures, modules, zoo, tests)}
@@ -185,23 +185,19 @@ def _read(path: Path) -> dict[tuple[str, str], Entry]:
     return {(entry.part, entry.program): entry for entry in entries}
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main(arguments: list[str]) -> int:
     """Run the command line."""
-    parser = argparse.ArgumentParser(prog="scripts/net", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
+    made = argparse.ArgumentParser(prog="scripts/net", description=__doc__)
+    commands = made.add_subparsers(dest="command", required=True)
     writing = commands.add_parser("write", help="run the programs, and write what they give")
     writing.add_argument("file", type=Path)
     writing.add_argument("--parts", default=",".join(PARTS), help=f"default: all, {','.join(PARTS)}")
-    writing.add_argument("--jobs", type=int, default=2)
+    add_jobs(writing)
     comparing = commands.add_parser("compare", help="print what differs between two files")
     comparing.add_argument("before", type=Path)
     comparing.add_argument("after", type=Path)
-    options = parser.parse_args(arguments)
+    options = made.parse_args(arguments)
     if options.command == "compare":
         return compare(options.before, options.after)
     write(options.file, options.parts.split(","), options.jobs)
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

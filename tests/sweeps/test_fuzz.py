@@ -7,11 +7,11 @@ import os
 import pytest
 import torch
 
-from tests.sweeps.fuzz.__main__ import modes_of
 from tests.sweeps.fuzz.check import MODES, check
 from tests.sweeps.fuzz.generate import apart, bits_defined, generate
 from tests.sweeps.fuzz.program import Program, Step
 from tests.sweeps.fuzz.shrink import shrink
+from tests.sweeps.fuzz.sweep import modes_of
 from tests.sweeps.fuzz.verdict import FAILED, NOT_COUNTED, PASSED
 
 SHARDS, FAST, FRESH, SLOW = 10, 15, 30, 40  # programs of a shard

@@ -1,6 +1,6 @@
 """The table of JAX lowerings: the core ATen set, torch's operator database, the fuzzer's programs, real models.
 
-Whole sweeps are ``python -m tests.sweeps.lowerings`` and ``python -m tests.sweeps.lowerings.fuzz``.
+Whole sweeps are ``python -m tests.sweeps lowerings`` and ``python -m tests.sweeps lowered-programs``.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ from functionalize import capture, jaxify
 from functionalize.backends.jax import from_torch, lowering, to_torch
 from tests.support.ledger import RIGHT, Ledger, Row
 from tests.support.models import MODELS
+from tests.support.routes import GRADIENTS, JAX, ROUTES, SWEPT
 from tests.support.transformer_models import TRANSFORMERS
 from tests.sweeps.lowerings import fuzz
-from tests.sweeps.lowerings.__main__ import DTYPES
 from tests.sweeps.lowerings.core import coverage
-from tests.sweeps.lowerings.rows import ROUTES, ledger_of, route, rows
+from tests.sweeps.lowerings.rows import Table, rows
+from tests.sweeps.lowerings.sweep import DTYPES
 from tests.sweeps.opinfo.cases import op_names
 
 SHARES = 200  # of torch's operator database: one has its turn
@@ -47,10 +48,10 @@ def test_the_core_set_is_covered() -> None:
     assert re.findall(r"\d+", row) == list(map(str, wanted))
 
 
-def swept(to: str, names: Sequence[str], dtypes: list[str], count: int = 1, **how: Any) -> list[Row]:
+def swept(table: Table, names: Sequence[str], dtypes: list[str], count: int = 1) -> list[Row]:
     """The cases of some operators, of which the ledger must allow each."""
-    ledger, checked = ledger_of(to, **how), route(to, **how)
-    found = [row for name in names for row in rows(name, dtypes, count, checked, ledger)]
+    ledger = table.ledger()
+    found = [row for name in names for row in rows(name, dtypes, count, table.check(), ledger)]
     assert not (objections := ledger.objections(found)), "\n".join(objections)
     return found
 
@@ -58,7 +59,7 @@ def swept(to: str, names: Sequence[str], dtypes: list[str], count: int = 1, **ho
 @pytest.mark.every(2)
 @pytest.mark.parametrize("name", ["add", "div.floor_rounding", "index_put", "var", "scatter_reduce.amax", "as_strided"])
 def test_operators_of_the_database(name: str) -> None:
-    found = swept("jax", [name], ["float32", "int64"])
+    found = swept(Table(JAX), [name], ["float32", "int64"])
     assert {row.status for row in found} == {RIGHT}, found
 
 
@@ -66,8 +67,8 @@ def test_operators_of_the_database(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["cholesky", "linalg.cholesky", "cumprod", "nn.functional.conv2d", "index_put"])
 def test_gradients_of_operators_of_the_database(name: str) -> None:
-    """Whole: ``python -m tests.sweeps.lowerings --gradients``."""
-    found = swept("jax", [name], ["float64"], 2, gradients=True)
+    """Whole: ``python -m tests.sweeps lowerings --gradients``."""
+    found = swept(Table(JAX, GRADIENTS), [name], ["float64"], 2)
     assert RIGHT in {row.status for row in found}, found
 
 
@@ -166,20 +167,20 @@ def test_jax_differentiates_zeta_as_torch_does() -> None:
 
 @pytest.mark.slow(seconds=10)
 @pytest.mark.every(2)
-@pytest.mark.parametrize("to", [to for to in ROUTES if ledger_of(to).floors])
+@pytest.mark.parametrize("to", [to for to in SWEPT if Table(ROUTES[to]).ledger().floors])
 def test_a_share_of_the_database(to: str) -> None:
     """Other operators for each commit, in all dtypes, by a route whose ledger was written by a whole sweep.
 
-    Whole: ``python -m tests.sweeps.lowerings``.
+    Whole: ``python -m tests.sweeps lowerings``.
     """
     if to == "onnx":
         pytest.importorskip("onnxscript", reason="needs onnxscript")
-    swept(to, op_names()[int(os.environ.get("FUZZ_SEED", "0")) % SHARES :: SHARES], DTYPES)
+    swept(Table(ROUTES[to]), op_names()[int(os.environ.get("FUZZ_SEED", "0")) % SHARES :: SHARES], DTYPES)
 
 
 @pytest.mark.full
 def test_every_operator_of_the_database() -> None:
-    swept("jax", op_names(), ["float32", "int64"])
+    swept(Table(JAX), op_names(), ["float32", "int64"])
 
 
 @pytest.mark.slow(seconds=15)
@@ -197,7 +198,7 @@ def test_programs_of_the_fuzzer_that_are_exported(to: str) -> None:
 
 
 def check_fuzzed(seeds: Iterable[int], to: str) -> None:
-    found = fuzz.rows(seeds, to)
+    found = [row for seed in seeds for row in fuzz.rows(fuzz.Seed(seed, to))]
     assert not (objections := Ledger(f"lowerings-fuzz-{to}").objections(found)), "\n".join(objections)
     assert sum(row.status == RIGHT for row in found) > 15
 

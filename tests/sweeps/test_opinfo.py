@@ -1,4 +1,4 @@
-"""The fixed part of the operator sweep, a shard a test; `python -m tests.sweeps.opinfo --full` runs all of it.
+"""The fixed part of the operator sweep, a shard a test; `python -m tests.sweeps opinfo --full` runs all of it.
 
 The first shard of operators has its turn in CI, the rest with what is marked full.
 """
@@ -15,29 +15,28 @@ from tests.support.ledger import Ledger
 from tests.sweeps.opinfo import ranges
 from tests.sweeps.opinfo.cases import CI, Case, op_names
 from tests.sweeps.opinfo.check import FAILED, PASSED, Verdict, check, rows_of
-from tests.sweeps.opinfo.runner import Job, Runner
 from tests.sweeps.opinfo.strides import trusting
+from tests.sweeps.opinfo.sweep import Operator, work
+from tests.sweeps.pool import Pool
 
 SHARDS = 72
 pytestmark = pytest.mark.slow  # loading the database takes seconds
 
 
 @pytest.fixture(scope="module")
-def runner() -> Iterator[Runner]:
-    with Runner(processes=2) as pool:
-        yield pool
+def pool() -> Iterator[Pool[Operator, Case, Verdict]]:
+    with Pool(work(), processes=2) as workers:
+        yield workers
 
 
 @pytest.mark.slow(seconds=20)
 @pytest.mark.every(SHARDS)
 @pytest.mark.parametrize("shard", range(SHARDS))
-def test_sweep_equals_eager(runner: Runner, shard: int) -> None:
-    verdicts: list[Verdict] = []
-    jobs = [Job(op, CI, "ours") for op in op_names()[shard::SHARDS]]
-    runner.run(jobs, verdicts.append, lambda: None)
+def test_sweep_equals_eager(pool: Pool[Operator, Case, Verdict], shard: int) -> None:
+    verdicts = list(pool.run([Operator(name, CI) for name in op_names()[shard::SHARDS]]))
     failures = [verdict for verdict in verdicts if verdict.status == FAILED]
     listed = "\n".join(
-        f"{v.kind}: {v.reason[:300]}\n  python -m tests.sweeps.opinfo --case '{v.case}'" for v in failures[:20]
+        f"{v.kind}: {v.reason[:300]}\n  python -m tests.sweeps opinfo --case '{v.case}'" for v in failures[:20]
     )
     assert not failures, f"{len(failures)} of {len(verdicts)} cases failed\n{listed}"
     objections = Ledger("opinfo").objections(row for verdict in verdicts for row in rows_of(verdict))
@@ -68,10 +67,10 @@ def test_batches_are_in_the_ranges_of_export(shard: int) -> None:
     for of, shards, limit in (("operators", SHARDS, 2), ("gradients", SHARDS, 1), ("modules", SHARDS // 2, 1)):
         for name in ranges.names(of)[shard % shards :: shards]:
             for program in ranges.programs(of, name, limit):
-                status, reason = ranges.check(program)
-                right += status == ranges.RIGHT
+                checked = ranges.check(program)
+                right += checked.status == ranges.RIGHT
                 known = of == "gradients" and name in ranges.BRANCHING
-                assert status != ranges.NARROWER or known, f"{program.name}: {reason}"
+                assert checked.status != ranges.NARROWER or known, f"{program.name}: {checked.reason}"
     assert right
 
 

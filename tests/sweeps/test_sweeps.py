@@ -13,6 +13,7 @@ import torch
 from tests import conftest
 from tests.support import ledger
 from tests.support.ledger import REFUSED, RIGHT, SKIPPED, WRONG, Bound, Ledger, Row
+from tests.support.routes import ROUTES, SWEPT
 from tests.sweeps.lowerings.closeness import alike, times_off
 
 
@@ -130,6 +131,12 @@ def test_a_bound_is_of_one_operator_and_dtype(table: str) -> None:
     held.bounds["sum", "float16"] = Bound(8, "eager adds up in 16 bits")
     assert held.allows("sum", "float16", 7.5) and not held.allows("sum", "float16", 8.5)
     assert not held.allows("sum", "float32", 1.5) and not held.allows("mean", "float16", 1.5)
+
+
+def test_each_ledger_of_a_lowering_is_of_a_route() -> None:
+    names = {f"lowerings-{route.name}{kind}" for route in ROUTES.values() for kind in route.ledgers}
+    names |= {f"lowerings-fuzz-{name}" for name in SWEPT}
+    assert {path.stem for path in ledger.FOLDER.glob("lowerings-*.txt")} <= names
 
 
 def turns(seed: int, rows: int, turn: int, monkeypatch: pytest.MonkeyPatch) -> set[int]:

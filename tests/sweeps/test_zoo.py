@@ -1,4 +1,4 @@
-"""The fixed part of the zoo, each model by eager, captured and eager again; all of it: `python -m tests.sweeps.zoo`.
+"""The fixed part of the zoo, each model by eager, captured and eager again; all of it: `python -m tests.sweeps zoo`.
 
 Beside it, what the zoo itself does: that it tells results apart, and makes configurations small that still fit.
 """
@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.support.ledger import REFUSED, RIGHT, WRONG
-from tests.sweeps.zoo.__main__ import cause, main, summary
 from tests.sweeps.zoo.check import CRASH, EAGER, MODES, Verdict, check, ledger_of, rows_of
 from tests.sweeps.zoo.ci import CI
 from tests.sweeps.zoo.diffusers_inputs import attempts, normal
@@ -24,6 +23,7 @@ from tests.sweeps.zoo.families import FAMILIES
 from tests.sweeps.zoo.observe import difference, fakes, observe
 from tests.sweeps.zoo.shrink import Scale, small
 from tests.sweeps.zoo.specimen import Candidate, Family, by_module, smallest
+from tests.sweeps.zoo.sweep import cause, main, summary
 
 
 @pytest.mark.slow(seconds=10)

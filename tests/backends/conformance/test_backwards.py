@@ -1,11 +1,10 @@
 """Training steps' operators for gradients, which neither engine has: by other operators, held to eager by all routes.
 
-Whole: ``python -m tests.sweeps.lowerings --backwards --to onnx``, and ``--to jax``.
+Whole: ``python -m tests.sweeps lowerings --backwards --to onnx``, and ``--to jax``.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,11 +17,12 @@ pytest.importorskip("jax")
 pytest.importorskip("onnxruntime")
 
 from functionalize import capture
-from functionalize.backends import onnx
 from functionalize.backends.backwards import BACKWARDS
-from tests.support.export_programs import on_jax, step_of
+from tests.support import routes
+from tests.support.export_programs import step_of
 from tests.support.ledger import RIGHT
-from tests.sweeps.lowerings.rows import ledger_of, route, rows
+from tests.support.routes import JAX, ONNX, Route
+from tests.sweeps.lowerings.rows import Table, rows
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
 aten = torch.ops.aten
@@ -49,11 +49,11 @@ OPERATORS = [
 
 @pytest.mark.every(6)
 @pytest.mark.slow
-@pytest.mark.parametrize("to", ["onnx", "jax"])
+@pytest.mark.parametrize("route", [ONNX, JAX])
 @pytest.mark.parametrize("name", OPERATORS)
-def test_gradients_of_operators_of_the_database(name: str, to: str) -> None:
-    how: Any = {"to": to, "backwards": True}
-    found = list(rows(name, ["float32"], 3, route(**how), ledger_of(**how)))
+def test_gradients_of_operators_of_the_database(name: str, route: Route) -> None:
+    table = Table(route, routes.BACKWARDS)
+    found = list(rows(name, ["float32"], 3, table.check(), table.ledger()))
     assert {row.status for row in found} == {RIGHT}, found
 
 
@@ -81,10 +81,6 @@ def test_distances_of_points_that_are_the_same(p: float) -> None:
     torch.testing.assert_close(BACKWARDS[op](*args), op(*args), equal_nan=True)
 
 
-def _on_onnx(program: Any, args: Any, folder: Path) -> Callable[..., Any]:
-    return onnx.load(capture(program, args).to_onnx(folder / "program.onnx"))
-
-
 def _decoder() -> tuple[Any, Callable[[], tuple[Tensor, ...]]]:
     """A training step of what makes small planes of large ones, and back."""
     model = nn.Sequential(
@@ -103,17 +99,16 @@ def _decoder() -> tuple[Any, Callable[[], tuple[Tensor, ...]]]:
 
 @pytest.mark.every(2)
 @pytest.mark.slow
-@pytest.mark.parametrize("to", ["onnx", "jax"])
-def test_a_step_of_a_model_that_resamples(to: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("route", [ONNX, JAX])
+def test_a_step_of_a_model_that_resamples(route: Route, tmp_path: Path) -> None:
     torch.manual_seed(0)
     step, inputs = _decoder()
     torch.manual_seed(0)
     twin, _ = _decoder()
-    run = _on_onnx(copy.copy(step), inputs(), tmp_path) if to == "onnx" else on_jax(step, inputs())
+    run = route(capture(step, inputs()), tmp_path)
     for _ in range(3):
         (x,) = inputs()
-        found = run(x)
-        torch.testing.assert_close(found if to == "onnx" else found[0], twin(x))
+        torch.testing.assert_close(run(x), twin(x))
 
 
 def test_windows_over_constants_are_the_engines(tmp_path: Path) -> None:
@@ -124,4 +119,4 @@ def test_windows_over_constants_are_the_engines(tmp_path: Path) -> None:
         return x @ nn.functional.avg_pool2d(constant, (1, 3), (1, 4), ceil_mode=True).reshape(9, 3)
 
     x = torch.randn(2, 9)
-    torch.testing.assert_close(_on_onnx(program, (x,), tmp_path)(x), program(x))
+    torch.testing.assert_close(ONNX(capture(program, (x,)), tmp_path)(x), program(x))

@@ -14,7 +14,7 @@ from functionalize import (
     UnsupportedProgramError,
     capture,
 )
-from tests.support.routes import on_module, on_stablehlo
+from tests.support.routes import SAVED, STABLEHLO
 
 
 def parity() -> Any:
@@ -61,8 +61,8 @@ def _begins_with_zeros(w: Tensor, x: Tensor) -> Any:
 def test_gradients_of_a_first_call_are_added_to_by_later_ones(function: Any, tmp_path: Path) -> None:
     mine, twin = (nn.Parameter(torch.tensor([1.0, 3.0])) for _ in range(2))
     program = capture(lambda x: function(mine, x), (torch.ones(2),))
-    module = on_module(program, tmp_path)
-    runs = [module, on_stablehlo(program, tmp_path)]
+    module = SAVED(program, tmp_path)
+    runs = [module, STABLEHLO(program, tmp_path)]
     for number in range(3):
         x = torch.tensor([1.0, 2.0]) + number
         expected = function(twin, x)

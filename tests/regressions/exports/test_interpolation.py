@@ -14,7 +14,7 @@ from functionalize import (
     InputMismatchError,
     capture,
 )
-from tests.support.export_programs import on_onnx
+from tests.support.routes import ONNX
 
 
 # Kernels that copy along a dimension that stays as it is, and others that take the scale there as well.
@@ -49,7 +49,7 @@ def test_scales_count_where_eager_takes_them_in_onnx(mode: str, dims: int, facto
     def interpolated(x: Tensor) -> Tensor:
         return nn.functional.interpolate(x, mode=mode, scale_factor=(factor, *[2.0] * (dims - 1)))
 
-    torch.testing.assert_close(on_onnx(capture(interpolated, (x,)), tmp_path)(x), interpolated(x))
+    torch.testing.assert_close(ONNX(capture(interpolated, (x,)), tmp_path)(x), interpolated(x))
 
 
 @pytest.mark.parametrize("size", [(3, 9), (8, 8), (5, 6)])
@@ -59,7 +59,7 @@ def test_nearest_exact_in_onnx(size: tuple[int, int], tmp_path: Path) -> None:
     def interpolated(x: Tensor) -> Tensor:
         return nn.functional.interpolate(x, size, mode="nearest-exact")
 
-    torch.testing.assert_close(on_onnx(capture(interpolated, (x,)), tmp_path)(x), interpolated(x))
+    torch.testing.assert_close(ONNX(capture(interpolated, (x,)), tmp_path)(x), interpolated(x))
 
 
 def test_what_decompositions_ask_of_sizes_is_held_to_in_onnx(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_what_decompositions_ask_of_sizes_is_held_to_in_onnx(tmp_path: Path) -> 
     def halved(x: Tensor) -> Any:
         return nn.functional.interpolate(x, scale_factor=0.5, mode="area"), nn.functional.adaptive_avg_pool2d(x, 2)
 
-    run = on_onnx(capture(halved, (x,), dynamic_shapes=dynamic), tmp_path)
+    run = ONNX(capture(halved, (x,), dynamic_shapes=dynamic), tmp_path)
     other = torch.randn(1, 1, 8, 6)
     torch.testing.assert_close(run(other), halved(other))
     with pytest.raises(InputMismatchError, match="the program was captured for sizes with"):

@@ -17,12 +17,12 @@ from functionalize import (
     UnsupportedProgramError,
     capture,
 )
-from tests.support.routes import on_module
+from tests.support.routes import SAVED
 
 
 def test_a_decision_about_a_flag_is_saved_and_loaded() -> None:
     program = capture(lambda x, n: x * 2 if n.item() > 2 else x, (torch.ones(2), torch.tensor(1)))
-    module = on_module(program, Path())
+    module = SAVED(program, Path())
     assert module(torch.ones(2), torch.tensor(2)).tolist() == [1, 1]
     with pytest.raises(RuntimeError, match="-> False"):
         module(torch.ones(2), torch.tensor(3))
@@ -42,7 +42,7 @@ def whole_numbers(x: Tensor, n: Tensor) -> Any:
 
 def test_floats_made_whole_are_saved_and_loaded() -> None:
     x = torch.randn(4, 3)
-    module = on_module(capture(whole_numbers, (x, torch.tensor(2.0))), Path())
+    module = SAVED(capture(whole_numbers, (x, torch.tensor(2.0))), Path())
     for number in (1.25, 2.5, 3.0):
         expected = whole_numbers(x, torch.tensor(number))
         found = module(x, torch.tensor(number))
@@ -137,7 +137,7 @@ def test_numbers_that_a_program_only_leaves_are_state(tmp_path: Path) -> None:
             return x + 1
 
     watched = Watched()
-    module = on_module(capture(watched, (torch.ones(2),)), tmp_path)
+    module = SAVED(capture(watched, (torch.ones(2),)), tmp_path)
     assert dict(module.named_buffers()) == {"last": torch.tensor(3.0, dtype=torch.float64)}
     assert module(torch.ones(2)).tolist() == [2.0, 2.0]
     assert dict(module.named_buffers()) == {"last": torch.tensor(2.0, dtype=torch.float64)}

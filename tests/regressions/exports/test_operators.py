@@ -18,8 +18,7 @@ from functionalize import (
     UnsupportedProgramError,
     capture,
 )
-from tests.support.export_programs import on_onnx
-from tests.support.routes import on_module
+from tests.support.routes import ONNX, SAVED
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
 
@@ -48,7 +47,7 @@ def test_what_an_operator_takes_no_gradients_of_has_none(tmp_path: Path) -> None
     fake = FakeQuantize(observer=MovingAverageMinMaxObserver, quant_min=0, quant_max=255)
     model = nn.Sequential(nn.Linear(3, 2), fake)
     model(torch.ones(2, 3))
-    run = on_module(capture(model, (torch.randn(4, 3),)), tmp_path)
+    run = SAVED(capture(model, (torch.randn(4, 3),)), tmp_path)
     for _ in range(3):
         x = torch.randn(4, 3)
         torch.testing.assert_close(run(x), model(x).detach())
@@ -60,7 +59,7 @@ def test_what_an_operator_takes_no_gradients_of_has_none(tmp_path: Path) -> None
 def test_transposed_matrices_times_vectors_in_onnx(product: Any, tmp_path: Path) -> None:
     """What ONNX Runtime joins the two operators to is wrong for vectors."""
     matrix, vector = torch.randn(4, 3), torch.randn(4)
-    run = on_onnx(capture(lambda m, v: product(m.t(), v), (matrix, vector)), tmp_path)
+    run = ONNX(capture(lambda m, v: product(m.t(), v), (matrix, vector)), tmp_path)
     torch.testing.assert_close(run(matrix, vector), product(matrix.t(), vector))
 
 
@@ -117,7 +116,7 @@ def without_dimensions(x: Tensor, n: Tensor) -> Any:
 @pytest.mark.filterwarnings("ignore:.*degrees of freedom is <= 0")
 def test_operators_that_onnx_has_otherwise(function: Any, tmp_path: Path) -> None:
     inputs = torch.tensor([1.0, 2.0, -0.7, 3.0]), torch.tensor([2, -3, 7, 1])
-    run = on_onnx(capture(function, inputs), tmp_path)
+    run = ONNX(capture(function, inputs), tmp_path)
     pairs = zip(*(tree_leaves(one) for one in (run(*inputs), function(*inputs))), strict=True)
     for found, expected in pairs:
         torch.testing.assert_close(found, expected, equal_nan=True)
@@ -149,12 +148,12 @@ SCATTERS: dict[str, Callable[..., Tensor]] = {
 @pytest.mark.parametrize("name", SCATTERS)
 def test_scatters_that_reduce_what_the_engine_has_no_kernel_for(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
     args = torch.arange(5).to(dtype), torch.tensor([0, 2, 2, 4]), torch.tensor([3, 0, 5, 7]).to(dtype)
-    run = on_onnx(capture(SCATTERS[name], args), tmp_path)
+    run = ONNX(capture(SCATTERS[name], args), tmp_path)
     assert torch.equal(run(*args), SCATTERS[name](*args))
 
 
 def test_places_of_a_tensor_without_dimensions(tmp_path: Path) -> None:
-    run = on_onnx(capture(torch.nonzero, (torch.tensor(0.0),)), tmp_path)
+    run = ONNX(capture(torch.nonzero, (torch.tensor(0.0),)), tmp_path)
     assert [run(torch.tensor(value)).shape for value in (0.0, 2.0)] == [(0, 0), (1, 0)]
 
 
@@ -163,11 +162,11 @@ def test_statistics_that_an_evaluation_has_not(tmp_path: Path) -> None:
         return torch.native_batch_norm(x, None, None, mean, variance, False, 0.1, 1e-5)
 
     args = torch.randn(3, 2, 4), torch.rand(2), torch.rand(2)
-    found, expected = on_onnx(capture(normalized, args), tmp_path)(*args), normalized(*args)
+    found, expected = ONNX(capture(normalized, args), tmp_path)(*args), normalized(*args)
     torch.testing.assert_close(tuple(found), expected)
 
 
 def test_losses_that_overflow_in_float16(tmp_path: Path) -> None:
     args = torch.tensor([12.0, -12.5, 3.0]).half(), torch.tensor([-1.0, 1.0, 1.0]).half()
-    run = on_onnx(capture(functional.soft_margin_loss, args), tmp_path)
+    run = ONNX(capture(functional.soft_margin_loss, args), tmp_path)
     torch.testing.assert_close(run(*args), functional.soft_margin_loss(*args))

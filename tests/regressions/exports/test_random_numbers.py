@@ -15,8 +15,7 @@ from functionalize import (
     UnsupportedExportError,
     capture,
 )
-from tests.support.export_programs import on_onnx
-from tests.support.routes import on_module, on_stablehlo
+from tests.support.routes import ONNX, SAVED, STABLEHLO
 
 
 def test_generators_of_a_program_are_refused() -> None:
@@ -71,7 +70,7 @@ DRAWS: dict[str, Callable[[Tensor], Any]] = {
 def test_draws_without_a_generator_that_may_have_one(name: str, tmp_path: Path) -> None:
     expected = DRAWS[name](torch.zeros(5))
     program = capture(DRAWS[name], (torch.zeros(5),))
-    for run in (on_module(program, tmp_path), on_onnx(program, tmp_path), on_stablehlo(program, tmp_path)):
+    for run in (SAVED(program, tmp_path), ONNX(program, tmp_path), STABLEHLO(program, tmp_path)):
         first, second = (torch.as_tensor(run(torch.zeros(5))) for _ in range(2))
         assert first.shape == expected.shape and first.dtype.is_floating_point == expected.dtype.is_floating_point
         assert name == "randperm" or not torch.equal(first, second)

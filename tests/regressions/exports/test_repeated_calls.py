@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from functionalize import capture
-from tests.support.export_programs import on_onnx
-from tests.support.routes import ROUTES, on_module, on_stablehlo
+from tests.support.routes import ONNX, SAVED, STABLEHLO, Route
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
 Inputs = Callable[[], tuple[Any, ...]]
@@ -281,21 +280,21 @@ PROGRAMS: dict[str, Callable[[], tuple[Any, Inputs]]] = {
 }
 _CASES = [
     pytest.param(name, route, marks=pytest.mark.full)
-    if route == "onnx" and name not in ("replaced", "at-a-position", "exchanged", "sixteen-bits")
+    if route is ONNX and name not in ("replaced", "at-a-position", "exchanged", "sixteen-bits")
     else pytest.param(name, route, marks=pytest.mark.slow(seconds=3))
     for name in PROGRAMS
-    for route in ROUTES
+    for route in (SAVED, ONNX, STABLEHLO)
 ]
 
 
 @pytest.mark.every(4)
 @pytest.mark.parametrize(("name", "route"), _CASES)
-def test_four_calls(name: str, route: str, tmp_path: Path) -> None:
+def test_four_calls(name: str, route: Route, tmp_path: Path) -> None:
     torch.manual_seed(0)
     program, inputs = PROGRAMS[name]()
     torch.manual_seed(0)
     twin, _ = PROGRAMS[name]()
-    run = ROUTES[route](capture(program, inputs()), tmp_path)
+    run = route(capture(program, inputs()), tmp_path)
     for _ in range(4):
         mine = inputs()
         given = copy.deepcopy(mine)
@@ -309,15 +308,15 @@ def test_four_calls(name: str, route: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow(seconds=3)
-@pytest.mark.parametrize("route", ROUTES)
-def test_arguments_that_are_state_count_for_both(route: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("route", [SAVED, ONNX, STABLEHLO])
+def test_arguments_that_are_state_count_for_both(route: Route, tmp_path: Path) -> None:
     layer, x = nn.Linear(3, 2), torch.randn(4, 3)
     layer.requires_grad_(False)
 
     def run(weight: Tensor, bias: Tensor, x: Tensor) -> Any:
         return torch.func.functional_call(layer, {"weight": weight, "bias": bias}, (x,))
 
-    loaded = ROUTES[route](capture(run, (layer.weight, layer.bias, x)), tmp_path)
+    loaded = route(capture(run, (layer.weight, layer.bias, x)), tmp_path)
     others = torch.randn(2, 3), torch.randn(2), torch.randn(4, 3)
     torch.testing.assert_close(loaded(*others), run(*others))
 
@@ -367,7 +366,7 @@ def test_a_first_step_in_low_precision(kind: Any, tmp_path: Path) -> None:
         return step
 
     inputs = [torch.randn(16, 64, dtype=torch.bfloat16) for _ in range(3)]
-    module, reference = on_module(capture(step_of(), (inputs[0],)), tmp_path), step_of()
+    module, reference = SAVED(capture(step_of(), (inputs[0],)), tmp_path), step_of()
     for x in inputs:
         torch.testing.assert_close(module(x), reference(x), rtol=2e-2, atol=1e-3)
 
@@ -394,7 +393,7 @@ def test_steps_of_recurrent_layers(options: dict[str, Any], tmp_path: Path) -> N
 
     eager, x = step(), torch.randn(4, 2, 3, 4)
     program = capture(step(), (x[0],))
-    runs = [route(program, tmp_path) for route in (on_module, on_onnx, on_stablehlo)]
+    runs = [route(program, tmp_path) for route in (SAVED, ONNX, STABLEHLO)]
     for batch in x:
         expected = eager(batch)
         for run in runs:

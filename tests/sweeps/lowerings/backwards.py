@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from tests.support.ledger import SKIPPED
+from tests.support.routes import JAX, Route
 from tests.sweeps.lowerings.check import PHASES, UNSPECIFIED, compared
 from tests.sweeps.lowerings.closeness import Outcome
 from tests.sweeps.lowerings.exported import held_to_eager
@@ -23,7 +24,7 @@ from tests.sweeps.opinfo.cases import Case
 from tests.sweeps.opinfo.programs import NoProgramError, Program, build
 
 
-def checker(to: str) -> Callable[[Case], Outcome]:
+def checker(route: Route) -> Callable[[Case], Outcome]:
     """What runs the backward of a case by a route, and by eager."""
 
     def check(case: Case) -> Outcome:
@@ -40,9 +41,9 @@ def checker(to: str) -> Callable[[Case], Outcome]:
             return Outcome(SKIPPED, "nothing has gradients, or they are random")
         program = dataclasses.replace(forward, run=_backward(forward, found))
         expected, after = list(found.gradients), [value.clone() for value in program.inputs]
-        if to == "jax":
+        if route == JAX:
             return compared(program.run, program.inputs, expected, after)
-        return held_to_eager(dataclasses.replace(case, op=f"{case.op}, backwards"), program, expected, after, to)
+        return held_to_eager(dataclasses.replace(case, op=f"{case.op}, backwards"), program, expected, after, route)
 
     return check
 

@@ -6,6 +6,7 @@ Invariant: right means equal in shape, dtype and, up to rounding, in value; what
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable
 from typing import Any
 from unittest import mock
 
@@ -112,7 +113,7 @@ def reason(error: Exception, text: str = "") -> str:
     return "; ".join(part for part in (lines[0], why) if part)
 
 
-def cases_of(name: str, dtypes: list[str], count: int) -> list[Case]:
+def cases_of(name: str, dtypes: Iterable[str], count: int) -> list[Case]:
     """The first samples of an operator, in each dtype that it has."""
     supported = op_table()[name].supported_dtypes("cpu")
     found = []

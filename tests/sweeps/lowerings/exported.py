@@ -16,60 +16,26 @@ from typing import Any
 import torch
 
 from functionalize import UnsupportedExportError, capture
-from functionalize.runtime.calls.program import CapturedProgram
 from functionalize.verify.observation import clone_inputs
 from tests.support.ledger import REFUSED
+from tests.support.routes import Route
 from tests.sweeps.lowerings.check import ORDERS, TIES, UNSEEDED, UNSPECIFIED, in_eager, orders_alike, reason
 from tests.sweeps.lowerings.closeness import Outcome, alike
 from tests.sweeps.opinfo.cases import Case
 from tests.sweeps.opinfo.programs import Program
 
-Route = Callable[[CapturedProgram, Path], Callable[..., Any]]
 
-
-def _onnx(captured: CapturedProgram, folder: Path) -> Callable[..., Any]:
-    from functionalize.backends import onnx
-
-    path = captured.to_onnx(folder / "program.onnx")
-    try:
-        return onnx.load(path)
-    except ValueError as error:
-        what = str(error).splitlines()[0].partition("cannot be loaded: ")[2] or str(error)
-        raise UnsupportedExportError("ONNX Runtime", [what]) from error
-
-
-def _module(captured: CapturedProgram, folder: Path) -> Callable[..., Any]:
-    return captured.to_exported_program().module()
-
-
-def _core_aten(captured: CapturedProgram, folder: Path) -> Callable[..., Any]:
-    return captured.to_core_aten().module()
-
-
-def _decomposed(captured: CapturedProgram, folder: Path) -> Callable[..., Any]:
-    module: Any = captured.to_exported_program().run_decompositions().module()
-    return module  # type: ignore[no-any-return]
-
-
-ROUTES: dict[str, Route] = {
-    "onnx": _onnx,
-    "module": _module,
-    "core_aten": _core_aten,
-    "run_decompositions": _decomposed,
-}
-
-
-def checker(to: str) -> Callable[[Case], Outcome]:
+def checker(route: Route) -> Callable[[Case], Outcome]:
     """What runs a case by a route and by eager."""
 
     def check(case: Case) -> Outcome:
         begun = in_eager(case)
-        return begun if isinstance(begun, Outcome) else held_to_eager(case, *begun, to)
+        return begun if isinstance(begun, Outcome) else held_to_eager(case, *begun, route)
 
     return check
 
 
-def held_to_eager(case: Case, program: Program, expected: Any, after: list[torch.Tensor], to: str) -> Outcome:
+def held_to_eager(case: Case, program: Program, expected: Any, after: list[torch.Tensor], route: Route) -> Outcome:
     """A program by a route beside what eager gave. ``after``: the inputs as eager left them."""
     try:
         with UNSEEDED:
@@ -78,7 +44,7 @@ def held_to_eager(case: Case, program: Program, expected: Any, after: list[torch
         return Outcome(REFUSED, f"capture: {reason(error)}")
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
         try:
-            run = ROUTES[to](captured, Path(folder))
+            run = route(captured, Path(folder))
         except UnsupportedExportError as error:
             return Outcome(REFUSED, reason(error, error.causes[0]))
         given = list(clone_inputs(program.inputs))

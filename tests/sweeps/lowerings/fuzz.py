@@ -1,21 +1,19 @@
 """The fuzzer's programs on jitted JAX, beside eager: writes through views of views, aliased inputs, outputs that alias.
 
-``python -m tests.sweeps.lowerings.fuzz --count 500`` prints what differs, and how many were refused and why; it exits
+``python -m tests.sweeps lowered-programs --count 500`` prints what differs, and how many were refused and why; it exits
 with 1 where one is refused for a reason that tests/support/ledgers does not list. By ``--to`` they are exported, and
 called three times: ``onnx``, or what torch runs (``module``, ``core_aten``, ``run_decompositions``).
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
 import re
-import sys
 import tempfile
 import warnings
 from collections import Counter
-from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +24,15 @@ from functionalize import UnsupportedExportError, UnsupportedProgramError, captu
 from functionalize.backends.array_program import Written
 from functionalize.backends.jax import from_torch
 from tests.support.ledger import REFUSED, RIGHT, SKIPPED, WIDTH, WRONG, Ledger, Row
+from tests.support.routes import JAX, ROUTES, SWEPT
 from tests.sweeps.fuzz.generate import generate
 from tests.sweeps.fuzz.program import Program
-from tests.sweeps.lowerings import exported
 from tests.sweeps.lowerings.check import close, compared, reason
 from tests.sweeps.lowerings.closeness import Outcome, alike
+from tests.sweeps.options import parser
+from tests.sweeps.pool import Loss, Work, run_all, whole
 
+SECONDS = 300  # for one program
 _OF_ONE_PROGRAM = r"for one cause|for \d+ causes|'[^']*'|`[^`]*`|aten\.[\w.]+|\d+|\|"  # what a reason says besides
 
 
@@ -81,7 +82,7 @@ def check_exported(program: Program, to: str) -> list[Outcome]:
         if alike(*expected[:2]).kind == WRONG:
             return [Outcome(SKIPPED, "it draws random numbers")]
         try:
-            run = exported.ROUTES[to](capture(function, tuple(program.arguments())), Path(folder))
+            run = ROUTES[to](capture(function, tuple(program.arguments())), Path(folder))
         except UnsupportedExportError as error:
             return [Outcome(REFUSED, reason(error, error.causes[0]))]
         except (UnsupportedProgramError, ValueError) as error:  # the engine has no kernel
@@ -102,15 +103,28 @@ def _settled(tensor: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(found) if found.is_complex() else found
 
 
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=100)
-    parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--to", choices=["jax", *exported.ROUTES], default="jax")
-    parser.add_argument("--write", action="store_true", help="write the ledger")
-    options = parser.parse_args(arguments)
+@dataclass(frozen=True)
+class Seed:
+    """A program, and the route that it goes."""
+
+    seed: int
+    to: str
+
+
+def _lost(seed: Seed, loss: Loss) -> list[Row]:
+    return [Row(f"seed {seed.seed}", "program", WRONG, loss.reason)]
+
+
+def main(arguments: list[str]) -> int:
+    made = parser("lowered-programs", __doc__)
+    made.add_argument("--count", type=int, default=100)
+    made.add_argument("--first", type=int, default=0)
+    made.add_argument("--to", choices=SWEPT, default=JAX.name)
+    made.add_argument("--write", action="store_true", help="write the ledger")
+    options = made.parse_args(arguments)
     ledger = Ledger(f"lowerings-fuzz-{options.to}")
-    found = rows(range(options.first, options.first + options.count), options.to)
+    seeds = [Seed(seed, options.to) for seed in range(options.first, options.first + options.count)]
+    found = [row for some in run_all(WORK, seeds, options.jobs) for row in some]
     selection = f"{options.count} programs from {options.first} on"
     if options.write:
         ledger.take(found, selection)
@@ -121,18 +135,16 @@ def main(arguments: list[str] | None = None) -> int:
     return int(bool(objections))
 
 
-def rows(seeds: Iterable[int], to: str) -> list[Row]:
-    """What becomes of the programs of some seeds on a route; by the reason, where they are refused or left out."""
+def rows(seed: Seed) -> list[Row]:
+    """What becomes of the program of a seed; by the reason, where it is refused or left out."""
     found = []
-    for seed in seeds:
-        program = generate(seed)
-        for outcome in check(program) if to == "jax" else check_exported(program, to):
-            right = outcome.kind in (RIGHT, WRONG)
-            name = f"seed {seed}" if right else re.sub(_OF_ONE_PROGRAM, "_", outcome.why)[:WIDTH].strip()
-            why = f"{outcome.why}\n{program}" if outcome.kind == WRONG else f"as of seed {seed}"
-            found.append(Row(name, "program", outcome.kind, why))
+    program = generate(seed.seed)
+    for outcome in check(program) if seed.to == JAX.name else check_exported(program, seed.to):
+        right = outcome.kind in (RIGHT, WRONG)
+        name = f"seed {seed.seed}" if right else re.sub(_OF_ONE_PROGRAM, "_", outcome.why)[:WIDTH].strip()
+        why = f"{outcome.why}\n{program}" if outcome.kind == WRONG else f"as of seed {seed.seed}"
+        found.append(Row(name, "program", outcome.kind, why))
     return found
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+WORK: Work[Seed, Seed, list[Row]] = Work(whole, rows, _lost, SECONDS)

@@ -11,46 +11,51 @@ from __future__ import annotations
 import math
 import random
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from tests.support.ledger import RIGHT, WRONG, Bound, Ledger, Row
+from tests.support.routes import BACKWARDS, GRADIENTS, JAX, RESULTS, Route
 from tests.sweeps.lowerings import exported
 from tests.sweeps.lowerings.check import cases_of, check
 from tests.sweeps.lowerings.closeness import Miss, Outcome, times_off
 from tests.sweeps.opinfo.cases import Case
 from tests.sweeps.opinfo.programs import build
 
-ROUTES = ("jax", *exported.ROUTES)
 AS_NEAR = 4.0  # how many times eager's own distance from double precision a result may have, as in tests/sweeps/opinfo
 Check = Callable[[Any], Outcome]
 
 
-def route(to: str, *, gradients: bool = False, backwards: bool = False) -> Check:
-    """What holds a case on a route against eager."""
-    if backwards:
-        from tests.sweeps.lowerings.backwards import checker
+@dataclass(frozen=True)
+class Table:
+    """The operators of the database by one route: their results, the engine's gradients, or torch's backwards on it."""
 
-        return checker(to)
-    if to != "jax":
-        return exported.checker(to)
-    if gradients:
-        from tests.sweeps.lowerings import gradients as module
+    route: Route
+    compares: str = RESULTS
 
-        return module.check
-    return check
+    def check(self) -> Check:
+        """What holds a case against eager."""
+        if self.compares == BACKWARDS:
+            from tests.sweeps.lowerings.backwards import checker
 
+            return checker(self.route)
+        if self.compares == GRADIENTS:
+            from tests.sweeps.lowerings import gradients
 
-def ledger_of(to: str, *, gradients: bool = False, backwards: bool = False) -> Ledger:
-    """The ledger of a route."""
-    return Ledger(f"lowerings-{to}{'-backwards' if backwards else '-gradients' if gradients else ''}")
+            return gradients.check
+        return check if self.route == JAX else exported.checker(self.route)
+
+    def ledger(self) -> Ledger:
+        """What may be refused, left out, or compared less strictly."""
+        return Ledger(f"lowerings-{self.route.name}{self.compares}")
 
 
 def rows(
-    name: str, dtypes: list[str], count: int, checked: Check, ledger: Ledger, *, write: bool = False
+    name: str, dtypes: Iterable[str], count: int, checked: Check, ledger: Ledger, *, write: bool = False
 ) -> Iterator[Row]:
     """What becomes of an operator's first samples in each dtype. ``write``: enter bounds into the ledger."""
     for case in cases_of(name, dtypes, count):

@@ -1,16 +1,14 @@
 """Which programs take fewer batch sizes when they are captured than ``torch.export`` says that they take.
 
-``python -m tests.sweeps.opinfo.ranges`` goes through all samples of torch's operator and module databases, and every
+``python -m tests.sweeps ranges`` goes through all samples of torch's operator and module databases, and every
 fourth model of the zoo, and prints what is narrower. The first dimension of the first tensor, and of all others that
 have as many rows, is to lie between 2 and 64. Limits: what ``torch.export`` does not take counts for nothing.
 """
 
 from __future__ import annotations
 
-import argparse
 import copy
 import re
-import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -27,8 +25,11 @@ from functionalize.verify.observation import clone_inputs
 from tests.sweeps.opinfo import modules
 from tests.sweeps.opinfo.cases import Case, main_dtype, op_names, op_table, samples
 from tests.sweeps.opinfo.programs import build
+from tests.sweeps.options import add_shard, parser, shard_of
+from tests.sweeps.pool import Loss, Work, run_all, whole
 
 LOW, HIGH = 2, 64
+SECONDS = 1200  # for all samples of a name
 KINDS = ("operators", "gradients", "modules", "zoo")
 # Whose gradients torch computes by formulas that take a size for a number, or branch on it.
 _NAMES = """
@@ -74,20 +75,30 @@ class _Module(nn.Module):
         return self.run(*args, **kwargs)
 
 
-def check(program: Batched) -> tuple[str, str]:
-    """What came out, and why it is narrower."""
+@dataclass(frozen=True)
+class Checked:
+    """What came out for a program, and why it is narrower."""
+
+    program: str
+    status: str
+    reason: str
+
+
+def check(program: Batched) -> Checked:
+    """Hold a capture against ``torch.export``."""
     sizes = program.sizes()
     if sizes is None:
-        return NOT_COUNTED, "no batch"
+        return Checked(program.name, NOT_COUNTED, "no batch")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             copied = copy.deepcopy(program.run)
             capture(copied, *_fresh(program), dynamic_shapes=sizes)
         except Exception as error:
-            reason = f"{type(error).__name__}: {error}"
-            return (NARROWER, reason) if _exported(program, sizes) else (NOT_COUNTED, "torch.export")
-    return RIGHT, ""
+            if not _exported(program, sizes):
+                return Checked(program.name, NOT_COUNTED, "torch.export")
+            return Checked(program.name, NARROWER, f"{type(error).__name__}: {error}")
+    return Checked(program.name, RIGHT, "")
 
 
 def _fresh(program: Batched) -> tuple[Any, Any]:
@@ -193,26 +204,44 @@ def _installed(family: str) -> Sequence[str]:
         return ()
 
 
-def main(arguments: list[str] | None = None) -> int:
+@dataclass(frozen=True)
+class Named:
+    """The programs that go by a name."""
+
+    of: str
+    name: str
+    limit: int | None
+
+
+def _check_named(named: Named) -> list[Checked]:
+    warnings.simplefilter("ignore")
+    return [check(program) for program in programs(named.of, named.name, named.limit)]
+
+
+def _lost(named: Named, loss: Loss) -> list[Checked]:
+    return [Checked(named.name, NARROWER, loss.reason)]
+
+
+WORK: Work[Named, Named, list[Checked]] = Work(whole, _check_named, _lost, SECONDS)
+
+
+def main(arguments: list[str]) -> int:
     """Run the command line; 0 if nothing is narrower."""
-    parser = argparse.ArgumentParser(prog="python -m tests.sweeps.opinfo.ranges", description=__doc__)
-    parser.add_argument("--only", default="", help="only names that match this regular expression")
-    parser.add_argument("--of", choices=KINDS, action="append")
-    parser.add_argument("--limit", type=int, help="how many samples of each")
-    parser.add_argument("--shard", default="1/1", help="I/N: only every N-th name, from the I-th on")
-    options = parser.parse_args(arguments)
+    made = parser("ranges", __doc__)
+    made.add_argument("--only", default="", help="only names that match this regular expression")
+    made.add_argument("--of", choices=KINDS, action="append")
+    made.add_argument("--limit", type=int, help="how many samples of each")
+    add_shard(made)
+    options = made.parse_args(arguments)
     counts: Counter[str] = Counter()
-    first, step = map(int, options.shard.split("/"))
-    for of in options.of or KINDS:
-        for name in [name for name in names(of) if re.search(options.only, name)][first - 1 :: step]:
-            for program in programs(of, name, options.limit):
-                status, reason = check(program)
-                counts[status] += 1
-                if status == NARROWER:
-                    print(f"{program.name}: {reason}", flush=True)
+    tasks = [
+        Named(of, name, options.limit)
+        for of in options.of or KINDS
+        for name in shard_of([name for name in names(of) if re.search(options.only, name)], options.shard)
+    ]
+    for checked in (one for some in run_all(WORK, tasks, options.jobs) for one in some):
+        counts[checked.status] += 1
+        if checked.status == NARROWER:
+            print(f"{checked.program}: {checked.reason}", flush=True)
     print(dict(counts))
     return 1 if counts[NARROWER] else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 from functionalize import capture
 from functionalize.errors import DataDependentError, InputMismatchError, UnsupportedProgramError
 from tests.support.ledger import REFUSED, RIGHT, WRONG, Ledger, Row
+from tests.sweeps.pool import OutOfTime
 from tests.sweeps.zoo.observe import Kept, Observation, difference, fakes, leaves, observe
 from tests.sweeps.zoo.specimen import Call, Family, NotApplicable
 
@@ -34,10 +35,6 @@ _REFUSALS = (UnsupportedProgramError, DataDependentError, InputMismatchError)
 
 # Which candidate of a model eager ran, so that the other mode begins with it.
 _KNOWN: dict[tuple[str, str], int] = {}
-
-
-class OutOfTime(BaseException):
-    """The time limit of one model; no model catches it by `except Exception`."""
 
 
 @dataclass(frozen=True)

@@ -7,46 +7,29 @@ models that draw random numbers count on ONNX Runtime in their sizes alone.
 from __future__ import annotations
 
 import copy
-import io
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from functionalize import UnsupportedExportError, capture
 from functionalize.errors import DataDependentError, InputMismatchError, UnsupportedProgramError
 from tests.support.ledger import REFUSED, RIGHT, WRONG
+from tests.support.routes import ONNX, SAVED
 from tests.sweeps.zoo.check import CRASH, Case, one_line, seed
 from tests.sweeps.zoo.observe import Observation, distances, leaves
 from tests.sweeps.zoo.specimen import Call
 
 _REFUSALS = (UnsupportedProgramError, DataDependentError, InputMismatchError)
-Route = tuple[Callable[..., Any], Callable[[], Mapping[str, Tensor]]]
+ROUTES = {"module": SAVED, "onnx": ONNX}  # by the name that the ledgers have
 
 
-def _module(program: Any, folder: Path) -> Route:
-    file = io.BytesIO()
-    torch.export.save(program.to_exported_program(), file)
-    file.seek(0)
-    module: Any = torch.export.load(file).module()
-    return module, lambda: {**dict(module.named_buffers()), **dict(module.named_parameters())}
-
-
-def _onnx(program: Any, folder: Path) -> Route:
-    from functionalize.backends import onnx
-
-    path = program.to_onnx(folder / "model.onnx")
-    try:
-        run = onnx.load(path)
-    except ValueError as error:  # what the engine has no kernels for
-        raise UnsupportedExportError("ONNX Runtime", [str(error).partition("cannot be loaded: ")[2]]) from error
-    return run, lambda: run.state
-
-
-ROUTES: dict[str, Callable[[Any, Path], Route]] = {"module": _module, "onnx": _onnx}
+def _state(run: Any) -> Mapping[str, Tensor]:
+    """The state of what was exported, as its calls left it."""
+    return dict([*run.named_buffers(), *run.named_parameters()]) if isinstance(run, nn.Module) else run.state
 
 
 def judged(
@@ -65,7 +48,7 @@ def judged(
             program = capture(model, args, kwargs)
             for route in routes:
                 stage = f"{route}: export"
-                run, state = ROUTES[route](program, Path(folder))
+                run = ROUTES[route](program, Path(folder))
                 values = route != "onnx" or not _draws(program)
                 reference = copy.deepcopy(case.model)
                 for number, call in enumerate(case.calls, 1):
@@ -74,7 +57,7 @@ def judged(
                     far, far_state = (distances(once, nudged, kind) for kind in ("results", "buffers"))
                     missing = _missing(_results(reference, call), _results(run, call), far, values=values)
                     missing = missing or _other_state(
-                        dict(reference.named_buffers()), state(), far_state, values=values
+                        dict(reference.named_buffers()), _state(run), far_state, values=values
                     )
                     if missing:
                         return WRONG, f"{stage}: {missing}"

@@ -1,4 +1,4 @@
-"""`python -m tests.sweeps.zoo`: capture models of other libraries; a table of verdicts, and of failures by cause."""
+"""`python -m tests.sweeps zoo`: capture models of other libraries; a table of verdicts, and of failures by cause."""
 
 from __future__ import annotations
 
@@ -8,39 +8,63 @@ import re
 import sys
 import time
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tests.support.ledger import RIGHT
-from tests.sweeps.zoo.check import COUNTED, MODES, Verdict, ledger_of, rows_of
+from tests.sweeps.options import add_shard, parser, shard_of
+from tests.sweeps.pool import HANGS, Loss, OutOfTime, Work, run_all, time_limit, whole
+from tests.sweeps.zoo.check import COUNTED, CRASH, MODES, TIME, Verdict, check, ledger_of, rows_of
 from tests.sweeps.zoo.ci import CI
 from tests.sweeps.zoo.families import FAMILIES
-from tests.sweeps.zoo.runner import Job, prepare, run, run_job
+
+SECONDS, GRACE = 60, 20  # for a model in a mode; in which a time limit must have had its effect
 
 
-def main(arguments: list[str] | None = None) -> int:
+@dataclass(frozen=True)
+class Model:
+    """One model in one mode."""
+
+    family: str
+    name: str
+    mode: str
+    seconds: int = SECONDS
+    compare: bool = False
+    to: tuple[str, ...] = ()
+
+
+def _check(model: Model) -> Verdict:
+    try:
+        with time_limit(model.seconds):
+            return check(FAMILIES[model.family], model.name, model.mode, compare=model.compare, to=model.to)
+    except OutOfTime:  # between the check's own handlers
+        return _lost(model, Loss(HANGS, f"after {model.seconds} s"))
+
+
+def _lost(model: Model, loss: Loss) -> Verdict:
+    return Verdict(model.family, model.name, model.mode, TIME if loss.kind == HANGS else CRASH, loss.reason)
+
+
+def work(seconds: int = SECONDS) -> Work[Model, Model, Verdict]:
+    """What a worker does with a model."""
+    return Work(whole, _check, _lost, seconds + GRACE)
+
+
+def main(arguments: list[str]) -> int:
     """Run the command line; 0 if every model that counts was right, or is refused as the ledger says."""
-    options = _parser().parse_args(arguments)
-    jobs = _jobs(options)
-    if not jobs:
+    options = options_of(arguments)
+    models = models_of(options)
+    if not models:
         print("no model matches", file=sys.stderr)
         return 2
     verdicts: list[Verdict] = []
     begin = time.monotonic()
-
-    def report(verdict: Verdict) -> None:
+    for verdict in run_all(work(options.timeout), models, options.jobs):
         verdicts.append(verdict)
-        text = f"[{len(verdicts)}/{len(jobs)} {time.monotonic() - begin:.0f} s] {verdict.family} {verdict.name} "
+        text = f"[{len(verdicts)}/{len(models)} {time.monotonic() - begin:.0f} s] {verdict.family} {verdict.name} "
         print(f"{text}{verdict.mode}: {verdict.status} {verdict.reason}", file=sys.stderr, flush=True)
         if options.json:
             options.json.write_text(json.dumps([asdict(one) for one in verdicts], indent=1))
-
-    if options.processes:
-        run(jobs, options.processes, report)
-    else:
-        prepare()
-        for job in jobs:
-            report(run_job(job))
     print(summary(verdicts))
     objections = _objections(verdicts, options)
     print(*objections, sep="\n")
@@ -57,27 +81,25 @@ def _objections(verdicts: list[Verdict], options: argparse.Namespace) -> list[st
     return ledger.objections(rows, selection)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m tests.sweeps.zoo", description=__doc__)
-    parser.add_argument("--family", choices=list(FAMILIES), help="only this library")
-    parser.add_argument("--mode", choices=MODES, help="only this mode")
-    parser.add_argument("--match", default="", help="only models whose name matches this regular expression")
-    parser.add_argument("--shard", default="1/1", help="I/N: only every N-th model, from the I-th on, counted from 1")
-    parser.add_argument("--ci", action="store_true", help="a fixed small part")
-    parser.add_argument("--compare", action="store_true", help="ask torch.export as well")
+def options_of(arguments: list[str]) -> argparse.Namespace:
+    """Read the command line."""
+    made = parser("zoo", __doc__)
+    made.add_argument("--family", choices=list(FAMILIES), help="only this library")
+    made.add_argument("--mode", choices=MODES, help="only this mode")
+    made.add_argument("--match", default="", help="only models whose name matches this regular expression")
+    add_shard(made)
+    made.add_argument("--ci", action="store_true", help="a fixed small part")
+    made.add_argument("--compare", action="store_true", help="ask torch.export as well")
     routes = ["module", "onnx"]
-    parser.add_argument("--to", choices=routes, action="append", default=[], help="export them, and run what came out")
-    parser.add_argument("--write", action="store_true", help="write the ledger, for the models that this runs")
-    parser.add_argument("--json", type=Path, help="write the verdicts to this file, as they come")
-    parser.add_argument("--timeout", type=int, default=60, help="seconds for each model in each mode")
-    parser.add_argument("--processes", type=int, default=1, help="worker processes; 0: this one")
-    return parser
+    made.add_argument("--to", choices=routes, action="append", default=[], help="export them, and run what came out")
+    made.add_argument("--write", action="store_true", help="write the ledger, for the models that this runs")
+    made.add_argument("--json", type=Path, help="write the verdicts to this file, as they come")
+    made.add_argument("--timeout", type=int, default=SECONDS, help="seconds for each model in each mode")
+    return made.parse_args(arguments)
 
 
-def _jobs(options: argparse.Namespace) -> list[Job]:
-    match = re.fullmatch(r"(\d+)/(\d+)", options.shard)
-    if not match or not 1 <= int(match[1]) <= int(match[2]):
-        raise SystemExit(f"--shard wants I/N with 1 <= I <= N, got {options.shard!r}")
+def models_of(options: argparse.Namespace) -> list[Model]:
+    """The models that a command line chooses, in each mode."""
     found: list[tuple[str, str]] = []
     for family in [options.family] if options.family else FAMILIES:
         try:
@@ -88,10 +110,12 @@ def _jobs(options: argparse.Namespace) -> list[Job]:
         found += [(family, name) for name in names if re.search(options.match, name)]
     if options.ci:
         found = [one for one in found if one in CI]
-    found = found[int(match[1]) - 1 :: int(match[2])]
     modes = [options.mode] if options.mode else MODES
-    how = options.timeout, options.compare, tuple(options.to)
-    return [Job(family, name, mode, *how) for mode in modes for family, name in found]
+    return [
+        Model(family, name, mode, options.timeout, options.compare, tuple(options.to))
+        for mode in modes
+        for family, name in shard_of(found, options.shard)
+    ]
 
 
 def cause(verdict: Verdict) -> str:
@@ -122,7 +146,3 @@ def summary(verdicts: list[Verdict]) -> str:
         ahead = [f"{one.name}/{one.mode}" for one in exported if one.export == RIGHT and one.status != RIGHT]
         lines.append(f"\ntorch.export is right for {right} of {len(exported)}; where capture is not: {ahead}")
     return "\n".join(lines)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
