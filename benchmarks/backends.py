@@ -23,9 +23,9 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from functionalize import capture
-from functionalize.backends import onnx
-from functionalize.backends.jax import from_torch
-from tests.support.export_programs import PROGRAMS, leaves_of_jax, made, on_jax
+from functionalize.backends.jax import from_torch, to_torch
+from tests.support.export_programs import PROGRAMS, made
+from tests.support.routes import JAX, ONNX, SAVED, Route
 
 Run = Callable[..., Any]
 
@@ -45,15 +45,8 @@ def _module(program: Any) -> torch.nn.Module:
     return program if isinstance(program, torch.nn.Module) else _AsModule(program)
 
 
-def _ours(program: Any, args: tuple[Any, ...], folder: Path) -> Run:
-    file = folder / "ours.pt2"
-    torch.export.save(capture(program, args).to_exported_program(), file)
-    module: Run = torch.export.load(file).module()
-    return module
-
-
-def _ours_onnx(program: Any, args: tuple[Any, ...], folder: Path) -> Run:
-    return onnx.load(capture(program, args).to_onnx(folder / "ours.onnx"))
+def _ours(route: Route) -> Callable[[Any, tuple[Any, ...], Path], Run]:
+    return lambda program, args, folder: route(capture(program, args), folder)
 
 
 def _torch(program: Any, args: tuple[Any, ...], folder: Path) -> Run:
@@ -79,25 +72,21 @@ def _torch_onnx(program: Any, args: tuple[Any, ...], folder: Path) -> Run:
     return run
 
 
-def _ours_jax(program: Any, args: tuple[Any, ...], folder: Path) -> Run:
-    return on_jax(program, args)
-
-
 def _torchax(program: Any, args: tuple[Any, ...], folder: Path) -> Run:
     import jax
     import torchax  # type: ignore[import-not-found]
 
     state, function = torchax.extract_jax(_module(program))
     jitted = jax.jit(function)
-    return lambda *given: leaves_of_jax(jitted(state, tuple(map(from_torch, given))))
+    return lambda *given: [to_torch(leaf) for leaf in jax.tree.leaves(jitted(state, tuple(map(from_torch, given))))]
 
 
 ROUTES: dict[str, Callable[..., Run]] = {
-    "ExportedProgram": _ours,
+    "ExportedProgram": _ours(SAVED),
     "`torch.export`": _torch,
-    "ONNX": _ours_onnx,
+    "ONNX": _ours(ONNX),
     "`torch.onnx`": _torch_onnx,
-    "JAX": _ours_jax,
+    "JAX": _ours(JAX),
     "`torchax`": _torchax,
 }
 

@@ -5,15 +5,11 @@ Invariant: two that are made one after the other are equal. Limits: CPU, no rand
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-
-from functionalize import capture
 
 Program = Callable[..., Any]
 
@@ -199,47 +195,3 @@ def step_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[Ten
         return loss.detach()
 
     return step
-
-
-def on_onnx(program: Any, folder: Path) -> Program:
-    """A captured program as a file on ONNX Runtime."""
-    import pytest  # here: benchmarks use these programs without it
-
-    pytest.importorskip("onnxscript")
-    pytest.importorskip("onnxruntime")
-    from functionalize.backends import onnx
-
-    return onnx.load(program.to_onnx(folder / "program.onnx"))
-
-
-def on_jax(program: Program, args: tuple[Tensor, ...]) -> Program:
-    """A program that runs jitted on JAX: takes and writes tensors, gives the leaves of what the original returns."""
-    return captured_on_jax(capture(program, args), program)
-
-
-def captured_on_jax(captured: Any, program: Program) -> Program:
-    """The same of a program that is captured already."""
-    from functionalize.backends.jax import Written, from_torch, to_torch
-
-    pure = captured.to_jax()
-    step, state = pure.jit(), [pure.initial_state]
-    names = [*inspect.signature(getattr(program, "forward", program)).parameters]
-
-    def run(*given: Tensor) -> list[Any]:
-        state[0], outputs = step(state[0], *map(from_torch, given))
-        if not isinstance(outputs, Written):
-            return leaves_of_jax(outputs)
-        for name, value in outputs.arguments.items():
-            given[names.index(name)].copy_(to_torch(value))
-        return leaves_of_jax(outputs.returned)
-
-    return run
-
-
-def leaves_of_jax(values: Any) -> list[Any]:
-    """The leaves of a pytree of JAX's, its arrays as tensors."""
-    import jax
-
-    from functionalize.backends.jax import to_torch
-
-    return [to_torch(value) if isinstance(value, jax.Array) else value for value in jax.tree.leaves(values)]

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from functionalize import capture, functionalize
 from functionalize.errors import InputMismatchError
-from tests.support.export_programs import on_jax
+from tests.support.routes import JAX, MODULE, ONNX, Route
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU, which all of these programs run on")
 
@@ -338,19 +338,11 @@ EXPORTED = (
 )
 
 
-def exported(route: str, program: Callable[..., Any], args: tuple[Any, ...], folder: Path) -> Callable[..., Any]:
+def exported(route: Route, program: Callable[..., Any], args: tuple[Any, ...], folder: Path) -> Callable[..., Any]:
     """A program by a route, as a function of tensors on the GPU."""
-    if route == "module":
-        run: Callable[..., Any] = capture(program, args).to_exported_program().module()
-        return run
-    if route == "onnx":
-        pytest.importorskip("onnxruntime")
-        from functionalize.backends import onnx
-
-        elsewhere: Any = onnx.load(capture(program, args).to_onnx(folder / "program.onnx"))
-    else:
-        pytest.importorskip("jax")
-        elsewhere = on_jax(program, args)
+    elsewhere = route(capture(program, args), folder)
+    if route is MODULE:
+        return elsewhere
 
     def on_cpu(*args: Tensor) -> Any:
         there = [arg.cpu() for arg in args]
@@ -363,8 +355,8 @@ def exported(route: str, program: Callable[..., Any], args: tuple[Any, ...], fol
 
 
 @pytest.mark.parametrize("name", EXPORTED)
-@pytest.mark.parametrize("route", ["module", "onnx", "jax"])
-def test_exports_equal_eager(name: str, route: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("route", [MODULE, ONNX, JAX])
+def test_exports_equal_eager(name: str, route: Route, tmp_path: Path) -> None:
     def made() -> Made:
         torch.manual_seed(0)
         program, args = PROGRAMS[name]()

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
@@ -22,7 +21,7 @@ from functionalize import (
     capture,
     from_exported_program,
 )
-from functionalize.backends import onnx
+from tests.support.routes import JAX, JAX_UNJITTED, MODULE, ONNX, Route
 
 X, N = torch.tensor([1.0, 2.0]), torch.tensor(3)
 
@@ -195,46 +194,23 @@ OF_TWO = [Repeats, Scales, Compares, Counts, CountsStays]
 PROGRAMS = [(kind, (X,)) for kind in OF_ONE] + [(kind, (X, N)) for kind in OF_TWO]
 
 
-def exported(program: Any) -> Any:
-    return program.to_exported_program().module()
-
-
-def of_onnx(program: Any) -> Any:
-    return onnx.load(program.to_onnx())
-
-
-def of_jax(program: Any, *, jitted: bool = False) -> Any:
-    function = program.to_jax()
-    step, state = function.jit() if jitted else function, [function.initial_state]
-
-    def call(*inputs: Tensor) -> Tensor:
-        state[0], outputs = step(state[0], *[jnp.asarray(each.numpy()) for each in inputs])
-        return torch.from_numpy(np.array(outputs))
-
-    return call
-
-
-def of_jitted(program: Any) -> Any:
-    return of_jax(program, jitted=True)
-
-
 @pytest.mark.every(4)
 @pytest.mark.parametrize(
     ("kind", "inputs", "route"),
-    [(*program, route) for program in PROGRAMS for route in (exported, of_jax)]
-    + [(*program, of_onnx) for program in PROGRAMS[::2]]
-    + [(*program, of_jitted) for program in PROGRAMS[1::2]],
+    [(*program, route) for program in PROGRAMS for route in (MODULE, JAX_UNJITTED)]
+    + [(*program, ONNX) for program in PROGRAMS[::2]]
+    + [(*program, JAX) for program in PROGRAMS[1::2]],
 )
-def test_state_of_a_first_call_beside_decisions(kind: Any, inputs: Any, route: Any) -> None:
-    eager, run = kind(), route(capture(kind(), inputs))
+def test_state_of_a_first_call_beside_decisions(kind: Any, inputs: Any, route: Route, tmp_path: Path) -> None:
+    eager, run = kind(), route(capture(kind(), inputs), tmp_path)
     for factor in (1, 4, 0.5):
         call = (inputs[0] * factor, *inputs[1:])
         torch.testing.assert_close(run(*call), eager(*call), check_dtype=False)
 
 
-@pytest.mark.parametrize(("kind", "route"), [(Sums, exported), (Sums, of_jax), (Stays, of_jitted), (InDict, of_onnx)])
-def test_another_way_is_refused_and_leaves_the_state(kind: Any, route: Any) -> None:
-    eager, run = kind(), route(capture(kind(), (X,)))
+@pytest.mark.parametrize(("kind", "route"), [(Sums, MODULE), (Sums, JAX_UNJITTED), (Stays, JAX), (InDict, ONNX)])
+def test_another_way_is_refused_and_leaves_the_state(kind: Any, route: Route, tmp_path: Path) -> None:
+    eager, run = kind(), route(capture(kind(), (X,)), tmp_path)
     for _ in range(2):
         with pytest.raises((DataDependentError, RuntimeError), match="test_asserted_decisions"):
             run(-X)
@@ -260,8 +236,8 @@ class MadeByData(nn.Module):
         return self.h
 
 
-@pytest.mark.parametrize("route", [exported, of_jax])
-def test_what_the_first_call_alone_decides_is_asserted_by_nobody(route: Any) -> None:
+@pytest.mark.parametrize("route", [MODULE, JAX_UNJITTED])
+def test_what_the_first_call_alone_decides_is_asserted_by_nobody(route: Route) -> None:
     with pytest.raises(
         (UnsupportedExportError, UnsupportedProgramError), match=r"first call branches on tensor values where"
     ):
@@ -275,7 +251,7 @@ def test_what_the_first_call_alone_decides_is_asserted_by_nobody(route: Any) -> 
 
 
 def test_jax_compares_what_the_first_call_alone_decides() -> None:
-    run, eager = of_jax(capture(StaysAsMade(), (X,))), StaysAsMade()
+    run, eager = JAX_UNJITTED(capture(StaysAsMade(), (X,))), StaysAsMade()
     with pytest.raises(DataDependentError, match=r"x\.sum"):
         run(-X)
     for factor in (1, -1):

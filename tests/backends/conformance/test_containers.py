@@ -22,6 +22,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from functionalize import UnsupportedProgramError, capture, jaxify
 from functionalize.errors import UnsupportedExportError
+from tests.support.routes import JAX, JAX_UNJITTED, MODULE, ONNX, SAVED, STABLEHLO, Route
 
 pytest.importorskip("onnxscript")
 pytest.importorskip("onnxruntime")
@@ -30,7 +31,6 @@ from functionalize.backends import jax as ours  # noqa: E402
 from functionalize.backends import onnx  # noqa: E402
 
 Program = Callable[..., Any]
-Route = Callable[[Program, Path, Tensor], Any]
 
 
 class Color(enum.Enum):
@@ -53,17 +53,7 @@ class MyList(list[Any]):
     pass
 
 
-def module(program: Program, folder: Path, x: Tensor) -> Any:
-    return capture(program, (x,)).to_exported_program().module()(x)
-
-
-def saved(program: Program, folder: Path, x: Tensor) -> Any:
-    torch.export.save(capture(program, (x,)).to_exported_program(), folder / "program.pt2")
-    return torch.export.load(folder / "program.pt2").module()(x)
-
-
-def on_onnx(program: Program, folder: Path, x: Tensor) -> Any:
-    return onnx.load(capture(program, (x,)).to_onnx(folder / "program.onnx"))(x)
+# On JAX, the containers as JAX gives them, with arrays; `tests.support.routes` makes tensors of these.
 
 
 def on_jax(program: Program, folder: Path, x: Tensor) -> Any:
@@ -85,7 +75,7 @@ def stablehlo(program: Program, folder: Path, x: Tensor) -> Any:
     return ours.load(path)(ours.from_torch(x))
 
 
-TORCHS, JAXS = (module, saved, on_onnx), (on_jax, jitted, jaxified)
+OnJax = Callable[[Program, Path, Tensor], Any]
 
 # What torch's routes give as eager does, and JAX in the form that stands behind it.
 CONTAINERS: dict[str, tuple[Program, Program | None]] = {
@@ -158,27 +148,27 @@ def _all(table: dict[str, Any], column: int) -> Program:
     return program
 
 
-def _check(table: dict[str, Any], expected: Program, route: Route, folder: Path) -> None:
-    x = torch.tensor([1.0, 2.0])
-    found = route(_all(table, 0), folder, x)
+def _check(table: dict[str, Any], expected: Program, route: Route | OnJax, folder: Path) -> None:
+    x, program = torch.tensor([1.0, 2.0]), _all(table, 0)
+    found = route(capture(program, (x,)), folder)(x) if isinstance(route, Route) else route(program, folder, x)
     wrong = [name for name, one, two in zip(table, expected(x), found, strict=True) if not same(one, two)]
     assert not wrong
 
 
-@pytest.mark.parametrize("route", TORCHS)
+@pytest.mark.parametrize("route", [MODULE, SAVED, ONNX])
 def test_results_are_built_as_eager_builds_them(route: Route, tmp_path: Path) -> None:
     _check(CONTAINERS, _all(CONTAINERS, 0), route, tmp_path)
 
 
-@pytest.mark.parametrize("route", JAXS)
-def test_results_are_nests_that_jax_knows(route: Route, tmp_path: Path) -> None:
+@pytest.mark.parametrize("route", [on_jax, jitted, jaxified])
+def test_results_are_nests_that_jax_knows(route: OnJax, tmp_path: Path) -> None:
     known = {name: row for name, row in CONTAINERS.items() if row[1] is not None}
     with jax.enable_x64(True):
         _check(known, _all(known, 1), route, tmp_path)
 
 
-@pytest.mark.parametrize("route", [module, on_onnx, on_jax])
-def test_objects_are_dicts_and_lists(route: Route, tmp_path: Path) -> None:
+@pytest.mark.parametrize("route", [MODULE, ONNX, on_jax])
+def test_objects_are_dicts_and_lists(route: Route | OnJax, tmp_path: Path) -> None:
     _check(OBJECTS, _all(OBJECTS, 1), route, tmp_path)
 
 
@@ -241,15 +231,15 @@ def _holds_itself(x: Tensor) -> Any:
     return made
 
 
-@pytest.mark.parametrize("route", [module, on_onnx, on_jax, stablehlo])
+@pytest.mark.parametrize("route", [MODULE, ONNX, JAX, STABLEHLO])
 def test_a_container_that_holds_itself_is_refused(route: Route, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedProgramError, match="contains itself"):
-        route(_holds_itself, tmp_path, torch.ones(2))
+        route(capture(_holds_itself, (torch.ones(2),)), tmp_path)(torch.ones(2))
 
 
 @pytest.mark.parametrize("route", [on_jax, jitted])
 @pytest.mark.parametrize("program", [lambda x: iter([x * 2]), lambda x: {x * 2: 1}, lambda x: [slice(x * 2, 1)]])
-def test_no_internal_object_comes_out(program: Program, route: Route, tmp_path: Path) -> None:
+def test_no_internal_object_comes_out(program: Program, route: OnJax, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedProgramError, match="return its tensors"):
         route(program, tmp_path, torch.ones(2))
 
@@ -378,30 +368,15 @@ def _streams(kind: type[nn.Module]) -> tuple[nn.Module, list[Tensor], Any]:
 
 @pytest.mark.every(3)
 @pytest.mark.parametrize("kind", [_Streaming, _Convolution])
-@pytest.mark.parametrize("route", ["module", "onnx", "jax", "stablehlo"])
-def test_state_is_a_view_at_an_offset_that_sizes_give(kind: type[nn.Module], route: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("route", [MODULE, ONNX, JAX_UNJITTED, STABLEHLO])
+def test_state_is_a_view_at_an_offset_that_sizes_give(kind: type[nn.Module], route: Route, tmp_path: Path) -> None:
     eager, inputs, _ = _streams(kind)
     model, _, shapes = _streams(kind)
     program = capture(model, (inputs[0],), dynamic_shapes=shapes)
-    if route == "stablehlo" and kind is _Streaming:  # its middle is a condition, which no such file can hold
+    if route is STABLEHLO and kind is _Streaming:  # its middle is a condition, which no such file can hold
         with pytest.raises(UnsupportedProgramError, match="bounds of sizes"):
-            program.to_stablehlo(tmp_path / "program.stablehlo")
+            route(program, tmp_path)
         return
-    call: Program
-    if route == "module":
-        call = program.to_exported_program().module()
-    elif route == "onnx":
-        call = onnx.load(program.to_onnx(tmp_path / "program.onnx"))
-    elif route == "stablehlo":
-        loaded = ours.load(program.to_stablehlo(tmp_path / "program.stablehlo"))
-        call = lambda x: loaded(ours.from_torch(x))  # noqa: E731
-    else:
-        pure = program.to_jax()
-        state = [pure.initial_state]
-
-        def call(x: Tensor) -> Any:
-            state[0], found = pure(state[0], ours.from_torch(x))
-            return found
-
+    call = route(program, tmp_path)
     for x in inputs:
-        np.testing.assert_allclose(np.asarray(call(x)), eager(x).numpy(), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(call(x), eager(x), rtol=1e-4, atol=1e-5)

@@ -14,7 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention as attention
 from torch.utils import _pytree as pytree
 
 from functionalize import capture
-from tests.support.export_programs import on_jax
+from tests.support.routes import JAX, ONNX, Route
 
 pytestmark = [  # of torch's, about itself
     pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning"),
@@ -157,35 +157,24 @@ CASES: dict[str, tuple[Program, Callable[[], Inputs]]] = {
 }
 
 
-def on_onnx(program: Program, args: Inputs, path: Path) -> Program:
-    from functionalize.backends import onnx
-
-    run = onnx.load(capture(program, args).to_onnx(path))
-    return lambda *given: pytree.tree_leaves(run(*given))
-
-
 @pytest.mark.every(6)
 @pytest.mark.parametrize(
-    ("engine", "name"), [*(("onnx", name) for name in CASES), *(("jax", name) for name in CASES | ON_JAX)]
+    ("engine", "name"), [*((ONNX, name) for name in CASES), *((JAX, name) for name in CASES | ON_JAX)]
 )
-def test_equal_to_eager(engine: str, name: str, tmp_path: Path) -> None:
-    pytest.importorskip("jax" if engine == "jax" else "onnxruntime")
+def test_equal_to_eager(engine: Route, name: str, tmp_path: Path) -> None:
     program, inputs = (CASES | ON_JAX)[name]
     torch.manual_seed(0)
     args = inputs()
-    run = on_jax(program, args) if engine == "jax" else on_onnx(program, args, tmp_path / "program.onnx")
+    run = engine(capture(program, args), tmp_path)
     for _ in range(2):
         given = inputs()
         torch.testing.assert_close(
-            run(*given), pytree.tree_leaves(program(*given)), rtol=1e-4, atol=1e-5, equal_nan=True
+            pytree.tree_leaves(run(*given)), pytree.tree_leaves(program(*given)), rtol=1e-4, atol=1e-5, equal_nan=True
         )
 
 
 def test_onnx_draws_between_bounds(tmp_path: Path) -> None:
-    pytest.importorskip("onnxruntime")
-    (drawn,) = on_onnx(lambda x: x.clone().uniform_(2, 3), (torch.zeros(64),), tmp_path / "program.onnx")(
-        torch.zeros(64)
-    )
+    drawn = ONNX(capture(lambda x: x.clone().uniform_(2, 3), (torch.zeros(64),)), tmp_path)(torch.zeros(64))
     assert drawn.min() >= 2 and drawn.max() <= 3 and drawn.unique().numel() > 1
 
 

@@ -17,7 +17,7 @@ from torch.ao.quantization import FusedMovingAvgObsFakeQuantize, MovingAveragePe
 from torch.utils import _pytree as pytree
 
 from functionalize import UnsupportedProgramError, capture
-from tests.support.export_programs import captured_on_jax, on_onnx
+from tests.support.routes import CORE_ATEN, JAX, MODULE, ONNX, Route
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning"),
@@ -27,25 +27,13 @@ pytestmark = [
 ]
 Program = Callable[..., Any]
 map_rows: Any = torch_map
+on_each_route = pytest.mark.parametrize("route", [MODULE, CORE_ATEN, ONNX, JAX])
 
 
 @pytest.fixture(autouse=True)
 def _bodies_compiled_afresh() -> None:
     """Dynamo, which traces bodies of loops, does so for a few loops of a process alone."""
     torch._dynamo.reset()
-
-
-ROUTES = ("module", "core", "onnx", "jax")
-
-
-def run_by(route: str, program: Program, args: tuple[Any, ...], folder: Path, **options: Any) -> Program:
-    captured = capture(program, args, **options)
-    if route == "jax":
-        pytest.importorskip("jax")
-        return captured_on_jax(captured, program)
-    if route == "onnx":
-        return on_onnx(captured, folder)
-    return (captured.to_exported_program() if route == "module" else captured.to_core_aten()).module()
 
 
 def with_gradient(quantize: Program) -> Program:
@@ -257,16 +245,16 @@ CASES: dict[str, Case] = {
 
 
 @pytest.mark.every(24)
-@pytest.mark.parametrize("route", ROUTES)
+@on_each_route
 @pytest.mark.parametrize("name", CASES)
-def test_equal_to_eager(name: str, route: str, tmp_path: Path) -> None:
+def test_equal_to_eager(name: str, route: Route, tmp_path: Path) -> None:
     make, inputs = CASES[name]
     torch.manual_seed(0)
     program = make()
     torch.manual_seed(0)
     eager = make()
     torch.manual_seed(1)
-    run = run_by(route, program, inputs(), tmp_path)
+    run = route(capture(program, inputs()), tmp_path)
     for _ in range(3):
         args = inputs()
         wanted, actual = pytree.tree_leaves(eager(*args)), pytree.tree_leaves(run(*args))
@@ -292,8 +280,8 @@ def test_complex_slices_whose_sizes_the_data_tell(tmp_path: Path) -> None:
         return torch.tensor_split(torch.view_as_complex(x) * 2, at)[1].abs().sum()
 
     x = torch.randn(6, 3, 2)
-    for route in ("module", "onnx"):
-        run = run_by(route, program, (x, torch.tensor([2, 4])), tmp_path)
+    for route in (MODULE, ONNX):
+        run = route(capture(program, (x, torch.tensor([2, 4]))), tmp_path)
         for at in (torch.tensor([2, 4]), torch.tensor([1, 6])):
             torch.testing.assert_close(pytree.tree_leaves(run(x, at))[0], program(x, at))
 
@@ -319,11 +307,11 @@ FILLS: dict[str, Program] = {
 
 
 @pytest.mark.every(8)
-@pytest.mark.parametrize("route", ROUTES)
+@on_each_route
 @pytest.mark.parametrize("name", FILLS)
-def test_numbers_computed_of_sizes(name: str, route: str, tmp_path: Path) -> None:
+def test_numbers_computed_of_sizes(name: str, route: Route, tmp_path: Path) -> None:
     sizes = {"dynamic_shapes": ({0: torch.export.Dim.DYNAMIC},)}
-    run = run_by(route, FILLS[name], (torch.randn(5, 2),), tmp_path, **sizes)
+    run = route(capture(FILLS[name], (torch.randn(5, 2),), **sizes), tmp_path)
     for count in (5, 3, 7):
         x = torch.randn(count, 2)
         torch.testing.assert_close(pytree.tree_leaves(run(x))[0], FILLS[name](x))
@@ -341,5 +329,5 @@ def test_jax_divides_exactly(divisor: float) -> None:
     """XLA multiplies by reciprocals, and what is rounded afterwards shows that."""
     pytest.importorskip("jax")
     x = torch.randn(64, 64)
-    run = run_by("jax", lambda x: x / divisor, (x,), Path())
+    run = JAX(capture(lambda x: x / divisor, (x,)))
     torch.testing.assert_close(run(x)[0], x / divisor, rtol=0, atol=0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,35 +11,13 @@ import pytest
 import torch
 
 from functionalize import capture
+from tests.support.routes import CORE_ATEN, ONNX, RUN_DECOMPOSITIONS, SAVED, Route
 from tests.support.transformer_models import TRANSFORMERS, llama, tokens
 
 pytest.importorskip("transformers")
 pytestmark = [pytest.mark.full, pytest.mark.filterwarnings("ignore")]
 _TRAINED_AS_SUCH = ("resnet",)  # without dropout: in others it would draw other numbers
-
-
-def _exported(program: Any, path: Path) -> Callable[..., Any]:
-    file = io.BytesIO()
-    torch.export.save(program.to_exported_program(), file)
-    file.seek(0)
-    module: Callable[..., Any] = torch.export.load(file).module()
-    return module
-
-
-def _onnx(program: Any, path: Path) -> Callable[..., Any]:
-    pytest.importorskip("onnxscript")
-    pytest.importorskip("onnxruntime")
-    from functionalize.backends import onnx
-
-    return onnx.load(program.to_onnx(path))
-
-
-ROUTES: dict[str, Callable[[Any, Path], Callable[..., Any]]] = {
-    "exported-program": _exported,
-    "onnx": _onnx,
-    "core-aten": lambda program, path: program.to_core_aten().module(),
-    "run-decompositions": lambda program, path: program.to_exported_program().run_decompositions().module(),
-}
+on_each_route = pytest.mark.parametrize("route", [SAVED, ONNX, CORE_ATEN, RUN_DECOMPOSITIONS])
 
 
 def _step(model: Any) -> Callable[..., Any]:
@@ -56,25 +33,25 @@ def _step(model: Any) -> Callable[..., Any]:
     return step
 
 
-@pytest.mark.parametrize("route", ROUTES)
+@on_each_route
 @pytest.mark.parametrize("kind", ["eval", "step"])
 @pytest.mark.parametrize("name", TRANSFORMERS)
-def test_model(name: str, kind: str, route: str, tmp_path: Path) -> None:
+def test_model(name: str, kind: str, route: Route, tmp_path: Path) -> None:
     make, inputs = TRANSFORMERS[name]
     torch.manual_seed(0)
     model = make().train(name in _TRAINED_AS_SUCH and kind == "step")
     twin = copy.deepcopy(model)
     program, eager = (_step(model), _step(twin)) if kind == "step" else (model, twin)
-    run = ROUTES[route](capture(program, (), inputs()), tmp_path / "model.onnx")
+    run = route(capture(program, (), inputs()), tmp_path)
     for _ in range(3):
         given = inputs()
         found, expected = (torch.utils._pytree.tree_leaves(one(**given)) for one in (run, eager))
         torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("route", ROUTES)
+@on_each_route
 @pytest.mark.parametrize("way", ["closed over", "argument"])
-def test_decode_with_a_static_cache(way: str, route: str, tmp_path: Path) -> None:
+def test_decode_with_a_static_cache(way: str, route: Route, tmp_path: Path) -> None:
     """A cache that the first call makes, and whose position moves."""
     from transformers import StaticCache
 
@@ -96,7 +73,7 @@ def test_decode_with_a_static_cache(way: str, route: str, tmp_path: Path) -> Non
     way, argument = "closed over", way == "argument"
     eager, _ = made()
     example: tuple[Any, ...] = (tokens(1, 1), torch.tensor([[0]]))
-    run = ROUTES[route](capture(decode, (*example, cache) if argument else example), tmp_path / "decode.onnx")
+    run = route(capture(decode, (*example, cache) if argument else example), tmp_path)
     for position in range(4):
         given = tokens(1, 1), torch.tensor([[position]])
         torch.testing.assert_close(run(*given), eager(*given), rtol=1e-4, atol=1e-5)

@@ -13,14 +13,11 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from functionalize import capture
 from tests.support.export_programs import step_of
+from tests.support.routes import CORE_ATEN, MODULE, RUN_DECOMPOSITIONS, Route
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
 
-ROUTES: dict[str, Callable[[Any], Any]] = {
-    "module": lambda program: program.to_exported_program().module(),
-    "run_decompositions": lambda program: program.to_exported_program().run_decompositions().module(),
-    "core_aten": lambda program: program.to_core_aten().module(),
-}
+on_each_route = pytest.mark.parametrize("route", [MODULE, RUN_DECOMPOSITIONS, CORE_ATEN])
 CALLS: dict[str, dict[str, Any]] = {
     "plain": {},
     "causal": {"is_causal": True},
@@ -41,35 +38,35 @@ def gradients(options: dict[str, Any], *, rows_first: bool) -> Callable[[Tensor,
 
 
 @pytest.mark.every(3)
-@pytest.mark.parametrize("route", ROUTES)
+@on_each_route
 @pytest.mark.parametrize("rows_first", [False, True])
 @pytest.mark.parametrize("name", CALLS)
-def test_gradients_of_attention(name: str, rows_first: bool, route: str) -> None:
+def test_gradients_of_attention(name: str, rows_first: bool, route: Route) -> None:
     """Taken apart to core ATen they were thousands off: torch gives another second result than its backward reads."""
     run = gradients(CALLS[name], rows_first=rows_first)
     query, key = torch.randn(2, 6, 6, 4), torch.randn(2, 6, 6, 4)
-    called = ROUTES[route](capture(run, (query, key)))
+    called = route(capture(run, (query, key)))
     torch.testing.assert_close(called(query, key), run(query, key), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("route", ROUTES)
+@on_each_route
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_gradients_of_attention_with_16_bits(dtype: torch.dtype, route: str) -> None:
+def test_gradients_of_attention_with_16_bits(dtype: torch.dtype, route: Route) -> None:
     run = gradients({"is_causal": True}, rows_first=False)
     query, key = torch.randn(1, 2, 6, 4, dtype=dtype), torch.randn(1, 2, 6, 4, dtype=dtype)
-    called = ROUTES[route](capture(run, (query, key)))
+    called = route(capture(run, (query, key)))
     torch.testing.assert_close(called(query, key), run(query, key), rtol=3e-2, atol=3e-2)
 
 
 @pytest.mark.every(3)
-@pytest.mark.parametrize("route", ROUTES)
-def test_steps_of_a_transformer(route: str) -> None:
+@on_each_route
+def test_steps_of_a_transformer(route: Route) -> None:
     torch.manual_seed(0)
     model = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
     other = copy.deepcopy(model)
 
     steps = [step_of(one, torch.optim.SGD(one.parameters(), 0.1, momentum=0.9)) for one in (model, other)]
     x, reference = torch.randn(3, 5, 8), steps[1]
-    called = ROUTES[route](capture(steps[0], (x,)))
+    called = route(capture(steps[0], (x,)))
     for _ in range(3):
         torch.testing.assert_close(called(x), reference(x), rtol=1e-4, atol=1e-5)

@@ -16,27 +16,11 @@ from torch import Tensor, nn
 
 from functionalize import InputMismatchError, UnsupportedExportError, UnsupportedProgramError, capture
 from functionalize._torch import pytree
-from tests.support.export_programs import PROGRAMS, captured_on_jax, made, on_onnx, step_of
+from tests.support.export_programs import PROGRAMS, made, step_of
+from tests.support.routes import JAX, MODULE, ONNX, Route
 
 Program = Callable[..., Any]
-Route = Callable[[Any, Program, Path], Program]
-
-
-def module(captured: Any, program: Program, folder: Path) -> Program:
-    exported: Program = captured.to_exported_program().module()
-    return exported
-
-
-def onnx(captured: Any, program: Program, folder: Path) -> Program:
-    return on_onnx(captured, folder)
-
-
-def jax(captured: Any, program: Program, folder: Path) -> Program:
-    pytest.importorskip("jax")
-    return captured_on_jax(captured, program)
-
-
-ROUTES: tuple[Route, ...] = (module, onnx, jax)
+on_each_route = pytest.mark.parametrize("route", [MODULE, ONNX, JAX])
 
 
 class Merging(nn.Module):
@@ -84,7 +68,7 @@ def _leaves(value: Any) -> list[Any]:
     return [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
 
 
-@pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.__name__)
+@on_each_route
 @pytest.mark.parametrize("history", ["captured", "called", "recaptured", "original-called"])
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.every(36)
@@ -106,15 +90,15 @@ def test_three_calls_go_on_with_the_state_that_there_is(name: str, history: str,
         for model in (program, twin):
             if isinstance(model, nn.Module):
                 model.eval()
-    if history == "captured" and (name, route.__name__) in REFUSED_BEFORE_A_CALL:
+    if history == "captured" and (name, route.name) in REFUSED_BEFORE_A_CALL:
         with pytest.raises(UnsupportedExportError, match="first call"):
-            route(captured, program, tmp_path)
+            route(captured, tmp_path)
         return
-    if (name, route) == ("sizes-by-data", jax):
+    if (name, route) == ("sizes-by-data", JAX):
         with pytest.raises(UnsupportedProgramError, match="of data-dependent size"):
-            route(captured, program, tmp_path)
+            route(captured, tmp_path)
         return
-    run = route(captured, program, tmp_path)
+    run = route(captured, tmp_path)
     for _ in range(3):
         args = inputs()
         given = copy.deepcopy(args)
@@ -219,7 +203,7 @@ CHANGES: dict[Callable[[Model], None], bool] = {
 }
 
 
-@pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.__name__)
+@on_each_route
 @pytest.mark.parametrize("on_guard_failure", ["raise", "recapture"])
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__.strip("_"))
 @pytest.mark.every(8)
@@ -235,11 +219,11 @@ def test_what_changed_since_the_capture_is_followed_or_refused(
         torch.manual_seed(1)
         change(changed)
     if on_guard_failure == "raise" and not CHANGES[change]:
-        for refused in (lambda: captured(x), lambda: route(captured, model, tmp_path)):
+        for refused in (lambda: captured(x), lambda: route(captured, tmp_path)):
             with pytest.raises(InputMismatchError, match="when the program was captured"):
                 refused()
         return
-    run = route(captured, model, tmp_path)
+    run = route(captured, tmp_path)
     for _ in range(2):
         torch.testing.assert_close(_leaves(run(x)), _leaves(twin(x)), rtol=1e-4, atol=1e-5, check_dtype=False)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from functionalize import UnsupportedExportError, UnsupportedProgramError, capture
+from tests.support.routes import ONNX, SAVED, Route
 
 Program = Callable[..., Any]
 
@@ -94,31 +94,15 @@ CASES: dict[str, tuple[Program, Callable[[], Tensor], Callable[[], Tensor]]] = {
 }
 
 
-def exported(program: Program, path: Path, *args: Tensor, **options: Any) -> Any:
-    """The module of an ExportedProgram that was saved and loaded."""
-    file = io.BytesIO()
-    torch.export.save(capture(program, args, **options).to_exported_program(), file)
-    file.seek(0)
-    return torch.export.load(file).module()
-
-
-def on_onnx(program: Program, path: Path, *args: Tensor, **options: Any) -> Any:
-    pytest.importorskip("onnxscript", reason="needs onnxscript")
-    pytest.importorskip("onnxruntime", reason="needs onnxruntime")
-    from functionalize.backends import onnx
-
-    return onnx.load(capture(program, args, **options).to_onnx(path / "program.onnx"))
-
-
-both = pytest.mark.parametrize("route", [exported, on_onnx])
+both = pytest.mark.parametrize("route", [SAVED, ONNX])
 
 
 @both
 @pytest.mark.every(3)
 @pytest.mark.parametrize("name", CASES)
-def test_arguments_that_lie_otherwise_are_refused(name: str, route: Any, tmp_path: Path) -> None:
+def test_arguments_that_lie_otherwise_are_refused(name: str, route: Route, tmp_path: Path) -> None:
     program, example, other = CASES[name]
-    called = route(program, tmp_path, example())
+    called = route(capture(program, (example(),)), tmp_path)
     for _ in range(2):
         mine, eager = example(), example()
         torch.testing.assert_close(called(mine), program(eager), rtol=0, atol=0)
@@ -142,17 +126,17 @@ def test_torch_takes_programs_with_assertions_apart(name: str) -> None:
 
 
 @both
-def test_other_programs_take_arguments_that_lie_in_any_way(route: Any, tmp_path: Path) -> None:
+def test_other_programs_take_arguments_that_lie_in_any_way(route: Route, tmp_path: Path) -> None:
     def program(x: Tensor) -> Tensor:
         return (x.reshape(-1) * 2).view(2, 2) + x
 
-    called = route(program, tmp_path, square())
+    called = route(capture(program, (square(),)), tmp_path)
     torch.testing.assert_close(called(turned()), program(turned()), rtol=0, atol=0)
 
 
 @both
-def test_sizes_that_differ(route: Any, tmp_path: Path) -> None:
-    called = route(written_flat, tmp_path, torch.zeros(3, 2), dynamic_shapes=({0: torch.export.Dim("n")},))
+def test_sizes_that_differ(route: Route, tmp_path: Path) -> None:
+    called = route(capture(written_flat, (torch.zeros(3, 2),), dynamic_shapes=({0: torch.export.Dim("n")},)), tmp_path)
     mine, eager = torch.ones(5, 2), torch.ones(5, 2)
     torch.testing.assert_close(called(mine), written_flat(eager), rtol=0, atol=0)
     torch.testing.assert_close(mine, eager, rtol=0, atol=0)
@@ -161,7 +145,7 @@ def test_sizes_that_differ(route: Any, tmp_path: Path) -> None:
 
 
 @both
-def test_arguments_that_are_taken_apart_begin_where_they_did(route: Any, tmp_path: Path) -> None:
+def test_arguments_that_are_taken_apart_begin_where_they_did(route: Route, tmp_path: Path) -> None:
     """Both share memory that nobody writes: what is exported takes each by itself."""
 
     def program(x: Tensor, y: Tensor) -> Tensor:
@@ -171,7 +155,7 @@ def test_arguments_that_are_taken_apart_begin_where_they_did(route: Any, tmp_pat
         memory = torch.arange(6.0)
         return memory[:4], memory[2:]
 
-    torch.testing.assert_close(route(program, tmp_path, *arguments())(*arguments()), program(*arguments()))
+    torch.testing.assert_close(route(capture(program, arguments()), tmp_path)(*arguments()), program(*arguments()))
 
 
 def test_memory_that_an_argument_does_not_show_is_named() -> None:
@@ -196,7 +180,7 @@ def test_onnx_has_no_elements_before_those_of_a_tensor(tmp_path: Path) -> None:
 
 
 @both
-def test_what_nobody_writes_may_share_memory(route: Any, tmp_path: Path) -> None:
+def test_what_nobody_writes_may_share_memory(route: Route, tmp_path: Path) -> None:
     """An argument that is written has its own memory; the others share some, as they may."""
 
     def program(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
@@ -208,7 +192,7 @@ def test_what_nobody_writes_may_share_memory(route: Any, tmp_path: Path) -> None
         return memory[:4], memory[2:], torch.zeros(4)
 
     mine, eager = arguments(), arguments()
-    torch.testing.assert_close(route(program, tmp_path, *arguments())(*mine), program(*eager))
+    torch.testing.assert_close(route(capture(program, arguments()), tmp_path)(*mine), program(*eager))
     torch.testing.assert_close(mine, eager)
 
 
@@ -224,7 +208,7 @@ def test_other_dtypes_are_refused() -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_random_arguments_lie_as_they_must(name: str, tmp_path: Path) -> None:
     program, example, _ = CASES[name]
-    called = on_onnx(program, tmp_path, example())
+    called = ONNX(capture(program, (example(),)), tmp_path)
     args, _ = called.random_arguments(0)
     assert args[0].size() == example().size()
     assert called(*args).size() == program(example()).size()

@@ -19,7 +19,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from functionalize import DataDependentError, InputMismatchError, UnsupportedProgramError, capture, jaxify
-from tests.support.export_programs import PROGRAMS, made, on_jax
+from tests.support.export_programs import PROGRAMS, made
+from tests.support.routes import JAX
 
 jax = pytest.importorskip("jax")
 jnp = jax.numpy
@@ -615,14 +616,15 @@ def test_programs_of_all_exporters(name: str) -> None:
     program, inputs = made(name)
     if name == "sizes-by-data":
         with pytest.raises(UnsupportedProgramError):
-            on_jax(program, inputs())
+            JAX(capture(program, inputs()))
         return
-    run = on_jax(made(name)[0], inputs())
+    run = JAX(capture(made(name)[0], inputs()))
     for _ in range(3):
         given = inputs()
         mine = copy.deepcopy(given)
-        expected, found = pytree.tree_leaves(program(*given)), run(*mine)
-        torch.testing.assert_close(found, [leaf for leaf in expected if leaf is not None], rtol=1e-4, atol=1e-5)
+        leaves = (pytree.tree_leaves(results) for results in (run(*mine), program(*given)))
+        found, expected = ([leaf for leaf in some if leaf is not None] for some in leaves)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(mine, given)
 
 
