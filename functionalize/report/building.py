@@ -36,8 +36,11 @@ _STATE = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 class Program(Protocol):
     """What a report needs of a captured program."""
 
-    graph: Graph
     remove: str
+
+    @property
+    def graph(self) -> Graph:
+        """The graph."""
 
     @property
     def signature(self) -> ExportGraphSignature:

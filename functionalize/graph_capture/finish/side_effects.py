@@ -23,7 +23,7 @@ from functionalize.python_state.traversal_rules import key_behind
 from functionalize.python_state.walk import StateWalk, is_module, joined
 from functionalize.refusals.python_objects import CONTENTS_CHANGED
 from functionalize.runtime.guards.python_guards import Settings
-from functionalize.runtime.outputs.side_effects import Before, ObjectInTuple, SideEffect
+from functionalize.runtime.outputs.side_effects import ExpectedEntry, ObjectInTuple, SideEffect
 
 
 class Objects(Protocol):
@@ -88,7 +88,7 @@ class SideEffectRecorder:
         lost = gone.containers.keys() - reached.containers.keys() - empty
         return [change for change in changed if id(change.container) not in lost]
 
-    def _before(self, value: Any, state: WatchedState) -> Before:
+    def _before(self, value: Any, state: WatchedState) -> ExpectedEntry:
         """What was at an entry; an object counts by what it held, if that is no tensors and no other objects."""
         numbers = self._numbers
         if id(value) not in numbers:
@@ -96,12 +96,12 @@ class SideEffectRecorder:
             held = {id(item): ObjectInTuple(*numbers[id(item)], type(item)) for item in inside}
             content = frozen(value, dict(held))
             shown = content if isinstance(value, tuple) else value  # a tuple may hold substitutes
-            return Before(shown, content, tuple(held.values()))
+            return ExpectedEntry(shown, content, tuple(held.values()))
         contents = [state.content(container) for container, _ in entries_of(value)]
         items = _leaves(item for content in contents if content is not None for item in _items(content))
         plain = len(contents) == 1 and not any(_is_input(item) or id(item) in numbers for item in items)
         content = content_of(type(value), contents[0]) if plain and contents[0] is not None else None
-        return Before(ObjectRef(*numbers[id(value)]), content)
+        return ExpectedEntry(ObjectRef(*numbers[id(value)]), content)
 
     def _effect(self, objects: Objects, index: int, change: ChangedContainer) -> SideEffect | None:
         """What the program did to one container; None where that holds equal values."""

@@ -74,8 +74,8 @@ class Derivation:
         Raises:
             RuntimeError: one was written since.
         """
-        found = [self.held.get(number) for number in range(len(self.call.joint.names))]
-        return [value.unpack() if isinstance(value, SavedTensor) else value for value in found]
+        values = [self.held.get(number) for number in range(len(self.call.joint.names))]
+        return [value.unpack() if isinstance(value, SavedTensor) else value for value in values]
 
     def differentiable(self, gradients: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor]) -> Sequence[Any]:
         """The gradients of this call as results of what they were computed from."""
@@ -199,21 +199,22 @@ class CapturedFunction(torch.autograd.Function):
         if call.backward is None or len(unreached) == len(call.differentiated):  # what was saved may be gone
             return (None,) * (1 + len(call.gradients))
         saved = iter(_saved_by(ctx))
-        given = [next(saved) if value is _TENSOR else value for value in ctx.plain]
+        values = [next(saved) if value is _TENSOR else value for value in ctx.plain]
         laid_out = [spec.given_to(tangents[n]) for n, spec in zip(call.joint.tangents, ctx.tangent_specs, strict=True)]
         with torch.no_grad():
-            results = called(call.backward, [*given, *laid_out])
-        found = [None if position is None else results[position] for position in call.gradients]
+            results = called(call.backward, [*values, *laid_out])
+        gradients = [None if position is None else results[position] for position in call.gradients]
         if torch.is_grad_enabled():
-            gradients = ctx.derivation.differentiable([found[n] for n in call.differentiated], laid_out)
-            for number, gradient in zip(call.differentiated, gradients, strict=True):
-                found[number] = gradient
+            differentiated = [gradients[n] for n in call.differentiated]
+            differentiable = ctx.derivation.differentiable(differentiated, laid_out)
+            for number, gradient in zip(call.differentiated, differentiable, strict=True):
+                gradients[number] = gradient
         for number in unreached:
-            found[number] = None
+            gradients[number] = None
         _write_to([tangents[n] for n in call.joint.tangents], call.written, results)
         if not keeps_graph():
             ctx.derivation = None
-        return None, *found
+        return None, *gradients
 
 
 def _write_to(

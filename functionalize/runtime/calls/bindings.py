@@ -22,7 +22,7 @@ from torch.overrides import has_torch_function
 from functionalize._torch.dispatch import BINDINGS, OpOverload, TorchDispatchMode
 
 # A function may take a tensor without dimensions for a number.
-_STAND_INS = [((), torch.float32), ((), torch.int64), ((1,), torch.float32)]
+_SUBSTITUTES = [((), torch.float32), ((), torch.int64), ((1,), torch.float32)]
 
 
 def bound(call: Callable[..., Any], inputs: Iterable[Any]) -> Callable[..., Any]:
@@ -32,8 +32,8 @@ def bound(call: Callable[..., Any], inputs: Iterable[Any]) -> Callable[..., Any]
         return call
     forward: Any = type(module).forward
     names = {id(value): name for name, value in forward.__globals__.items()}
-    found = {names[id(node.target)]: binding for node in module.graph.nodes if (binding := _binding(node)) is not None}
-    function = types.FunctionType(forward.__code__, {**forward.__globals__, **found}, argdefs=forward.__defaults__)
+    replaced = {names[id(node.target)]: called for node in module.graph.nodes if (called := _binding(node)) is not None}
+    function = types.FunctionType(forward.__code__, {**forward.__globals__, **replaced}, argdefs=forward.__defaults__)
     return types.MethodType(function, module)
 
 
@@ -44,12 +44,12 @@ def _constants(module: GraphModule) -> list[Any]:
 def _binding(node: Node) -> Callable[..., Any] | None:
     """The function that calls a node's operator."""
     op = getattr(node.target, "overload", None)
-    if op is None or not all(isinstance(one.type, torch.TensorType) for one in op._schema.returns):
+    if op is None or not all(isinstance(returned.type, torch.TensorType) for returned in op._schema.returns):
         return None
     name = op._schema.name.partition("::")[2]
     for namespace in BINDINGS if op.namespace == "aten" else ():
         function = getattr(namespace, name, None)
-        if callable(function) and all(_comes_to(function, op, node, *looks) for looks in _STAND_INS):
+        if callable(function) and all(_comes_to(function, op, node, *substitute) for substitute in _SUBSTITUTES):
             return function  # type: ignore[no-any-return]
     return None
 
@@ -65,11 +65,11 @@ def _comes_to(
 
     args, kwargs = map_arg((node.args, node.kwargs), substitute)
     try:
-        with _Looking():
+        with _StoppingMode():
             function(*args, **kwargs)
     except _Reached as reached:
-        now, given = (_by_name(op, *one) for one in (reached.call[1:], (args, kwargs)))
-        return reached.call[0] is op and _same([*now.items()], [*given.items()])
+        now, wanted = _by_name(op, reached.args, reached.kwargs), _by_name(op, args, kwargs)
+        return reached.op is op and _same([*now.items()], [*wanted.items()])
     except Exception:  # not a call that the function takes
         return False
     return False
@@ -78,12 +78,12 @@ def _comes_to(
 class _Reached(BaseException):
     """The first operator that was called."""
 
-    def __init__(self, *call: Any) -> None:
+    def __init__(self, op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         super().__init__()
-        self.call = call
+        self.op, self.args, self.kwargs = op, tuple(args), kwargs
 
 
-class _Looking(TorchDispatchMode):
+class _StoppingMode(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
 
@@ -94,13 +94,13 @@ class _Looking(TorchDispatchMode):
 def _by_name(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
     """All arguments of an operator."""
     declared = op._schema.arguments
-    given = dict(zip((one.name for one in declared), args, strict=False)) | kwargs
-    return {one.name: given.get(one.name, one.default_value) for one in declared}
+    passed = dict(zip((argument.name for argument in declared), args, strict=False)) | kwargs
+    return {argument.name: passed.get(argument.name, argument.default_value) for argument in declared}
 
 
-def _same(now: Any, given: Any) -> bool:
-    if isinstance(now, (list, tuple)) and isinstance(given, (list, tuple)):
-        return len(now) == len(given) and all(map(_same, now, given))
-    if isinstance(given, torch.Tensor):
-        return now is given
-    return type(now) is type(given) and bool(now == given)
+def _same(now: Any, wanted: Any) -> bool:
+    if isinstance(now, (list, tuple)) and isinstance(wanted, (list, tuple)):
+        return len(now) == len(wanted) and all(map(_same, now, wanted))
+    if isinstance(wanted, torch.Tensor):
+        return now is wanted
+    return type(now) is type(wanted) and bool(now == wanted)

@@ -43,7 +43,7 @@ class FastCall:
     function: Callable[..., Any]  # the graph
     may_fail: bool  # whether it has written nothing where an operator raises, and the program is to be run then
     assemble: Callable[[Sequence[Any]], Any]  # from leaves to what the program returns
-    otherwise: Callable[[list[Any], Sequence[Any]], Any]  # the same from inputs and results of another look
+    otherwise: Callable[[list[Any], Sequence[Any]], Any]  # the same from inputs and results with other layouts
 
     def call(
         self, guards: FastCode, inputs: Sequence[Any], results: Sequence[Any], leaves: Sequence[Any]
@@ -84,24 +84,24 @@ class FastCall:
         )
         if any(others) or metadata.graph.keeps_workspaces or not all(map(_is_plain, metadata.mutations)):
             return []
-        outputs = [metadata.outputs[one.number] for one in metadata.results if isinstance(one, TensorRef)]
+        outputs = [metadata.outputs[part.number] for part in metadata.results if isinstance(part, TensorRef)]
         own = [alias for alias in outputs if alias.kind is AliasKind.RESULT and alias.gradient is None]
-        found = [alias.result for alias in own if alias.result is not None]
-        plain = len(found) == len(leaves) and all(map(_is_returned, (results[n] for n in found), leaves))
-        return found if plain else []
+        returned = [alias.result for alias in own if alias.result is not None]
+        plain = len(returned) == len(leaves) and all(map(_is_returned, (results[n] for n in returned), leaves))
+        return returned if plain else []
 
     def _names(self, inputs: Sequence[Any], returned: Sequence[torch.Tensor]) -> dict[str, Any]:
         sizes: list[Any] = [list(result.size()) for result in returned]
         strides: list[Any] = [list(result.stride()) for result in returned]
         function = bound(self.function, inputs)  # no function mode is on, which was compared
-        looks = TensorGuards(*returned, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
+        guards = TensorGuards(*returned, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
         return {
             # Whether some autocast is on was compared.
             "graph": (lambda *inputs: called(function, inputs)) if any_autocast() else function,
             "unseen": BelowVersions,
             "copy": _copy,
             "count": count_writes,
-            "alike": looks.check,
+            "alike": guards.check,
             "assemble": self.assemble,
             "otherwise": self.otherwise,
         }
@@ -123,7 +123,7 @@ class FastCall:
 
 
 def _is_returned(result: Any, leaf: Any) -> bool:
-    """Whether a result is what the program returns, and looks as torch can compare fast."""
+    """Whether a result is what the program returns, and has a layout that torch can compare fast."""
     return result is leaf and leaf.layout is torch.strided and not leaf.is_nested and not leaf.requires_grad
 
 

@@ -24,8 +24,8 @@ def precheck_of(
     wanted = [results[decision.output] for decision in decisions]
     needed = nodes_behind(wanted)
     placeholders = dict(zip(graph.find_nodes(op="placeholder"), metadata.taken, strict=True))
-    known = {node: number for node, number in placeholders.items() if node in needed}
-    numbers = all(isinstance(metadata.inputs[number].slot, NumberSlot) for number in known.values())
+    read = {node: number for node, number in placeholders.items() if node in needed}
+    numbers = all(isinstance(metadata.inputs[number].slot, NumberSlot) for number in read.values())
     if not numbers or any(node.op == "get_attr" or source_of(node, root) is not None for node in needed):
         return None
     part, copies = Graph(), dict[Node, Node]()
@@ -36,7 +36,7 @@ def precheck_of(
     function: Any = GraphModule(root, part).forward
 
     def precheck(inputs: Sequence[Any]) -> None:
-        answers = function(*[inputs[number] for number in known.values()])
+        answers = function(*[inputs[number] for number in read.values()])
         for number, answer in enumerate(answers):
             compare(answer, decisions, number)
 

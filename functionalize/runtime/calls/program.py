@@ -104,7 +104,7 @@ class CapturedProgram(Exports):
     ) -> None:
         """``recapture``: captures the same program for other inputs, or for a derivative of some order.
 
-        ``original``: what was captured; ``is_exporting``: whether it was told that torch exports it.
+        ``original``: what was captured; ``is_exporting``: whether it ran as when torch exports it.
         """
         self.is_exporting, self.remove, self.original = is_exporting, remove, original
         self._specializations = Specializations(
@@ -206,8 +206,8 @@ class CapturedProgram(Exports):
     @property
     def state(self) -> dict[str, torch.Tensor]:
         """The tensors that the graph takes besides the user's, by the names of its inputs: state and constants."""
-        found = {e.name: e.constant if e.slot is None else e.slot.get() for e in self.inputs if e.argument is None}
-        return {name: value.detach() for name, value in found.items() if isinstance(value, torch.Tensor)}
+        values = {e.name: e.constant if e.slot is None else e.slot.get() for e in self.inputs if e.argument is None}
+        return {name: value.detach() for name, value in values.items() if isinstance(value, torch.Tensor)}
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Compute, write back, and return what the original does.
@@ -286,9 +286,9 @@ class CapturedProgram(Exports):
 
     def _as_it_is(self, arguments: CallArguments, reason: Exception) -> Any:
         """What the original does, which could not be captured for a call: it mostly raises, and in eager's words."""
-        found = self.original(*arguments.args, **arguments.kwargs)
+        returned = self.original(*arguments.args, **arguments.kwargs)
         warnings.warn(FAKES_NOT_ACCEPTED.error(reason=reason), stacklevel=3)
-        return found
+        return returned
 
     def _run_another(self, chosen: Specialization, answers: Answers, arguments: CallArguments) -> Any:
         """The result of a call that takes another branch than the captured programs."""

@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any
 
 from functionalize.call_stack import raised_by_program
 from functionalize.errors import (
@@ -28,16 +26,8 @@ from functionalize.errors import (
 from functionalize.refusals.values import OTHER_BRANCH_AGAIN, TOO_MANY_VARIANTS
 from functionalize.runtime.arguments import CallArguments
 from functionalize.runtime.autograd.partition import PartitionFn
-from functionalize.runtime.calls.specialization import Capture, Recapture, Specialization
+from functionalize.runtime.calls.specialization import Capture, Chosen, Recapture, Specialization
 from functionalize.runtime.decisions import Answers, agree
-
-
-@dataclass(frozen=True, eq=False)
-class Chosen:
-    """A specialization for a call, and its inputs."""
-
-    specialization: Specialization
-    inputs: list[Any]
 
 
 class Specializations:
@@ -96,7 +86,7 @@ class Specializations:
         taken = any(not made.guards.settings.compares(error.container, error.key) for error in numbers)  # as an input
         if not (follows or taken or self._stays(made, arguments)):
             raise refused[0]
-        chosen = _checked(made, arguments)
+        chosen = Chosen.of_new(made, arguments)
         self.use(made)
         return chosen
 
@@ -167,7 +157,7 @@ class Specializations:
         if len(variants) >= self.cache_size:
             raise too_many(variants, answers, self.cache_size)
         made = self.captured(arguments)
-        chosen = _checked(made, arguments)
+        chosen = Chosen.of_new(made, arguments)
         if not (variants and variants[0].takes_as(made)):  # numbers have changed, which are inputs now
             return chosen
         if not agree(answers, made.answers):
@@ -187,7 +177,7 @@ class Specializations:
             inputs = variant.checked(arguments) if made.answers == variant.answers and variant.takes_as(made) else None
             if isinstance(inputs, list):
                 return Chosen(variant, inputs)
-        chosen = _checked(made, arguments)
+        chosen = Chosen.of_new(made, arguments)
         if forward.takes_as(made):
             made.kind = forward.kind
         if agree(forward.answers, made.answers) or len(variants) + 1 >= self.cache_size:
@@ -213,17 +203,9 @@ class Specializations:
             self.kept = [specialization for specialization in ordered if specialization.kind in kinds]
 
 
-def _checked(made: Specialization, arguments: CallArguments) -> Chosen:
-    """What was captured just now for these arguments."""
-    inputs = made.checked(arguments)
-    if not isinstance(inputs, list):
-        raise inputs
-    return Chosen(made, inputs)
-
-
 def too_many(variants: Sequence[Specialization], answers: Answers, bound: int) -> DataDependentError:
     """The error for one variant more than are kept. ``answers``: to the decisions that are known of the call."""
-    nearest = max(variants, key=lambda one: _common(answers, one.answers))
+    nearest = max(variants, key=lambda variant: _common(answers, variant.answers))
     last = nearest.decisions[: len(answers)][-1]
     return TOO_MANY_VARIANTS.error(last.location, bound=bound, answer=answers[-1])
 

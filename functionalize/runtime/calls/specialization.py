@@ -94,10 +94,10 @@ class Capture:
     unread: Sequence[Callable[[], Any]]  # draw numbers of Python's or NumPy's generators that nobody looks at
 
 
-def _answers_by_line(known: Sequence[Decision], asked: Sequence[Decision]) -> Answers:
+def _answers_by_line(earlier: Sequence[Decision], asked: Sequence[Decision]) -> Answers:
     """What is asked, answered as the same line was before; where it was not asked, as it was now."""
     before: dict[str, list[Any]] = {}
-    for decision in known:
+    for decision in earlier:
         before.setdefault(decision.location, []).append(decision.answer)
     lines = {location: iter(answers) for location, answers in before.items()}
     return tuple(next(lines.get(decision.location, iter(())), decision.answer) for decision in asked)
@@ -107,11 +107,11 @@ def _executed(half: GraphModule) -> Callable[..., Any]:
     return made_executable(half.graph, half).forward
 
 
-def _unknown(arguments: CallArguments) -> None:
-    """Of no call it is known whether it passes."""
+def _passes_none(arguments: CallArguments) -> None:
+    """Asks the guards for every call."""
 
 
-def _unknown_call(args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+def _runs_none(args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     """The same, of calls that would be run at once."""
 
 
@@ -124,8 +124,8 @@ class Specialization:
         self.number = next(_NUMBERS)
         self.kind = object()  # of calls: variants of one have the same
         # Both give None for a call that is perhaps none of this program's, or takes longer to check.
-        self.passed: Passes = _unknown
-        self.fast_call: CallFunction = _unknown_call
+        self.passed: Passes = _passes_none
+        self.fast_call: CallFunction = _runs_none
         self._lock = threading.RLock()  # held while the sources of state are resolved and read
         self._fast: FastCode | None = None
         self._slowly = 0  # how many calls the guards themselves let pass
@@ -156,10 +156,10 @@ class Specialization:
 
     def is_like(self, other: Specialization) -> bool:
         """Whether both compute and write the same."""
-        one, two = self.recorded, other.recorded
+        mine, others = self.recorded, other.recorded
         if self.answers != other.answers:
             return False
-        return str(one.graph) == str(two.graph) and str(one.signature()) == str(two.signature())
+        return str(mine.graph) == str(others.graph) and str(mine.signature()) == str(others.signature())
 
     def takes_sizes_of(self, other: Specialization) -> bool:
         """Whether the sizes for which another one is right are right for this one as well."""
@@ -169,8 +169,8 @@ class Specialization:
 
     def takes_as(self, other: Specialization) -> bool:
         """Whether both have the same inputs, and ask the same questions of the data."""
-        one, two = ([entry.name for entry in known.metadata.inputs] for known in (self, other))
-        return one == two and self.capture.converts == other.capture.converts
+        mine, others = [entry.name for entry in self.metadata.inputs], [entry.name for entry in other.metadata.inputs]
+        return mine == others and self.capture.converts == other.capture.converts
 
     def again(self, args: Any, kwargs: Any) -> Specialization:
         """The same program captured once more, as the objects of its state are now.
@@ -186,7 +186,7 @@ class Specialization:
             return captured()
         with contextlib.suppress(DataDependentError):
             later = captured(self.answers)
-            if [one.location for one in later.decisions] == [one.location for one in self.decisions]:
+            if [asked.location for asked in later.decisions] == [asked.location for asked in self.decisions]:
                 return later
         later = captured()
         answers = _answers_by_line(self.decisions, later.decisions)
@@ -198,7 +198,7 @@ class Specialization:
         """The inputs for a call, or why it is not one of this program's."""
         with self._lock:
             if self.capture.state.resolve():  # what was written for other objects would take their tensors
-                self.passed, self.fast_call = _unknown, _unknown_call
+                self.passed, self.fast_call = _passes_none, _runs_none
             try:
                 inputs = self.guards.check(arguments)
             except InputMismatchError as error:
@@ -219,8 +219,8 @@ class Specialization:
             Diverged: the data take another branch; nothing has changed.
         """
         if self._overlaps:
-            viewing, inputs = self._with_views(arguments)
-            return viewing.run(inputs, arguments)
+            viewing = self._with_views(arguments)
+            return viewing.specialization.run(viewing.inputs, arguments)
         compute = self._compute or self._choose_stages(inputs, arguments)
         try:
             computed = compute(inputs)
@@ -266,28 +266,25 @@ class Specialization:
             compute = partial(adding_gradients, self.guards.missing_gradients, metadata, compute)
         return compute
 
-    def _with_views(self, arguments: CallArguments) -> tuple[Specialization, list[Any]]:
-        """The program as it is where inputs that overlap are views of one tensor, and its inputs for a call.
+    def _with_views(self, arguments: CallArguments) -> Chosen:
+        """The program as it is where inputs that overlap are views of one tensor, for a call.
 
         Only gradients need it: the graph of a program that is exported has no other inputs than the program.
         """
-        for known in self._viewing:
-            passed = known.passed(arguments)
+        for viewing in self._viewing:
+            passed = viewing.passed(arguments)
             if passed is not None:
-                return known, passed
+                return Chosen(viewing, passed)
         with CAPTURING:
-            for known in self._viewing:
-                inputs = known.checked(arguments)
+            for viewing in self._viewing:
+                inputs = viewing.checked(arguments)
                 if isinstance(inputs, list):
-                    return known, inputs
+                    return Chosen(viewing, inputs)
             recapture = partial(self._recapture, as_views=True)
             capture = recapture(arguments.args, arguments.kwargs, answers=self.answers)
-            made = Specialization(capture, self._partition_fn, recapture)
-            inputs = made.checked(arguments)
-            if not isinstance(inputs, list):
-                raise inputs
-            self._viewing = [made, *self._viewing][:_VIEWING]
-        return made, inputs
+            made = Chosen.of_new(Specialization(capture, self._partition_fn, recapture), arguments)
+            self._viewing = [made.specialization, *self._viewing][:_VIEWING]
+        return made
 
     def _make_fast(
         self, guards: FastCode, inputs: Sequence[Any], results: Sequence[Any], leaves: Sequence[Any]
@@ -330,29 +327,29 @@ class Specialization:
     def _next_order(self, inputs: Sequence[Any], arguments: CallArguments) -> Callable[[int, Sizes], Derivative]:
         """What captures a derivative of an order: for arguments like those of a call, whose data are not held."""
         tensors = [leaf for leaf in arguments.leaves if isinstance(leaf, torch.Tensor)]
-        known = zip(self.metadata.inputs, inputs, strict=True)
-        substitute, state = substitutes(tensors), {id(value) for entry, value in known if entry.slot is not None}
+        entries = zip(self.metadata.inputs, inputs, strict=True)
+        substitute, state = substitutes(tensors), {id(value) for entry, value in entries if entry.slot is not None}
         answers = self.answers
-        made = _or_error(lambda: arguments.like(lambda leaf: leaf if id(leaf) in state else substitute(leaf)))
+        copied = _or_error(lambda: arguments.like(lambda leaf: leaf if id(leaf) in state else substitute(leaf)))
 
         def captured(order: int, sizes: Sizes) -> Derivative:
-            if isinstance(made, Exception):
-                raise made
+            if isinstance(copied, Exception):
+                raise copied
             if self.metadata.left:
                 raise CHANGES_STATE_TWICE.error()
-            args, kwargs = made
-            given = self.capture.convention.arguments(args, kwargs)
-            values = self.guards.check(given)
+            args, kwargs = copied
+            examples = self.capture.convention.arguments(args, kwargs)
+            values = self.guards.check(examples)
             if sizes:  # symbols are made for sizes of tensors that are not fake
                 laid_out = {id(values[number]): layout for number, *layout in sizes}
-                args, kwargs = given.like(lambda leaf: _empty_like(leaf, *laid_out.get(id(leaf), ())))
-            found = Specialization(self._recapture(args, kwargs, order, answers), self._partition_fn, self._recapture)
-            joint = found.recorded.joint
+                args, kwargs = examples.like(lambda leaf: _empty_like(leaf, *laid_out.get(id(leaf), ())))
+            made = Specialization(self._recapture(args, kwargs, order, answers), self._partition_fn, self._recapture)
+            joint = made.recorded.joint
             if isinstance(joint, Exception):
                 raise joint
-            if not isinstance(joint, JointGraph) or not found.is_like(self):
+            if not isinstance(joint, JointGraph) or not made.is_like(self):
                 raise COMPUTES_SOMETHING_ELSE.error()
-            decides = found.guards.sizes if found.guards.dynamic == self.guards.dynamic else None
+            decides = made.guards.sizes if made.guards.dynamic == self.guards.dynamic else None
             return Derivative(self._partitioned(joint), sizes.__eq__ if decides is None else decides.holds_for)
 
         return captured
@@ -398,6 +395,22 @@ class Specialization:
         for number, zeros in self.guards.missing_gradients(inputs).items():
             inputs[number] = zeros
         return [inputs[number] for number in self.metadata.taken]
+
+
+@dataclass(frozen=True, eq=False)
+class Chosen:
+    """A specialization for a call, and its inputs."""
+
+    specialization: Specialization
+    inputs: list[Any]
+
+    @classmethod
+    def of_new(cls, made: Specialization, arguments: CallArguments) -> Chosen:
+        """What was captured just now for these arguments."""
+        inputs = made.checked(arguments)
+        if not isinstance(inputs, list):
+            raise inputs
+        return cls(made, inputs)
 
 
 def _or_error(make: Callable[[], Any]) -> Any:

@@ -383,7 +383,7 @@ class ChangedObjects(GuardKind):
             now = read(container, name if number is None else call.values[number])
             label = name if number is None else self._metadata.inputs[number].target
             if not any(before.is_found(value, states) for value in (now, *items)):
-                told, was = before.told(now, states, words)
+                told, was = before.shown(now, states, words)
                 return StateMismatchError(
                     f"`{joined(effect.path, label)}` is {told}, and was {was} {WHEN}",
                     hint=_CHANGES_IT,

@@ -43,7 +43,7 @@ class ObjectInTuple(ObjectRef):
 
 
 @dataclass(frozen=True)
-class Before:
+class ExpectedEntry:
     """What a program found at an entry that it changes."""
 
     value: Any  # of an object that was walked a reference
@@ -63,7 +63,7 @@ class Before:
         held = {id(states[item.state].objects[item.number].value): item for item in self.held}
         return self.content is not None and same(frozen(now, held), self.content)
 
-    def told(self, now: Any, states: Sequence[Walked], words: Callable[[Any], str]) -> tuple[str, str]:
+    def shown(self, now: Any, states: Sequence[Walked], words: Callable[[Any], str]) -> tuple[str, str]:
         """What a call finds, and what it is to find; objects by their class, since tensors take long to write."""
         expected = self.found_by(states)
         by_identity = self.content is None and isinstance(self.value, ObjectRef)
@@ -79,7 +79,7 @@ class SideEffect:
     state: int
     container: int  # its number on the walk
     path: str
-    before: Mapping[Any, Before]  # entries that were no tensors: a call must find the same
+    before: Mapping[Any, ExpectedEntry]  # entries that were no tensors: a call must find the same
     entries: Mapping[Any, Any]  # how they are made: of a mapping those that changed, of others all
     removed: tuple[Any, ...] = ()
     length: int | None = None  # how many entries it had, unless that does not matter

@@ -133,6 +133,8 @@ def _conversions(code: types.CodeType, names: frozenset[str]) -> Iterator[tuple[
 
     Of each: the first byte and the one behind the last, the name, and whether what is loaded is called.
     """
+    if names.isdisjoint(code.co_names):  # as of most code: reading its steps takes long
+        return
     steps, before = code.co_code, ""
     starts = [at for at in range(0, len(steps), 2) if steps[at] != _CACHE]
     for at, end in zip(starts, [*starts[1:], len(steps)], strict=True):
