@@ -1,1 +1,1 @@
-"""Construction recorded on fake tensors, and run later: the whole of it, a part, or one rank's shard."""
+"""Constructions that are recorded on fake tensors and run later: as a whole, in part, or one rank's shard."""

@@ -1,6 +1,6 @@
 """Deferred initialization: construct with fake tensors, materialize them later, in whole or in part.
 
-Invariant: a materialized tensor is, bit for bit, the one of an eager construction. Limits:
+Invariant: a materialized tensor equals, bit for bit, that of an eager construction. Limits:
 docs/tutorials/large-models.md.
 """
 
@@ -14,16 +14,16 @@ import torch
 
 from functionalize._torch import FakeTensor, buffers_of, parameters_of
 from functionalize._torch.deferred import take_place
-from functionalize.deferred.materialization import Shard, made_before, materialized, shard_of
+from functionalize.deferred.materialization import Shard, materialized, materialized_before, shard_of
 from functionalize.deferred.recording import Recording
-from functionalize.deferred.refusals import no_tensor, not_callable
+from functionalize.deferred.refusals import not_callable, wrong_type
 
 Result = TypeVar("Result")
 
 
 @cache
 def recording() -> Recording:
-    """The one of this process."""
+    """The recording of this process."""
     return Recording()
 
 
@@ -61,8 +61,8 @@ def deferred_init(module_or_fn: Callable[..., Result], /, *args: Any, **kwargs: 
         >>> is_deferred(small)
         False
     """
-    made = isinstance(module_or_fn, torch.nn.Module) and not (args or kwargs)
-    if not callable(module_or_fn) or isinstance(module_or_fn, torch.Tensor) or made:
+    exists = isinstance(module_or_fn, torch.nn.Module) and not (args or kwargs)
+    if not callable(module_or_fn) or isinstance(module_or_fn, torch.Tensor) or exists:
         raise not_callable(module_or_fn)
     result: Result = recording().run(module_or_fn, args, kwargs)
     return result
@@ -83,8 +83,8 @@ def is_deferred(value: torch.Tensor | torch.nn.Module) -> bool:
 
 
 def _tensors(module: torch.nn.Module) -> Iterator[torch.Tensor]:
-    for one in module.modules():
-        for container in (parameters_of(one), buffers_of(one)):
+    for submodule in module.modules():
+        for container in (parameters_of(submodule), buffers_of(submodule)):
             yield from (tensor for tensor in container.values() if tensor is not None)
 
 
@@ -117,7 +117,7 @@ def materialize_tensor(tensor: torch.Tensor, shard: Shard | None = None) -> torc
         True
     """
     if not isinstance(tensor, torch.Tensor):
-        raise no_tensor("materialize_tensor", "tensor", tensor)
+        raise wrong_type("materialize_tensor", "tensor", tensor)
     if not isinstance(tensor, FakeTensor):
         return tensor
     own = recording()
@@ -154,25 +154,25 @@ def materialize_module(
         >>> import torch
         >>> from functionalize import deferred_init, materialize_module
         >>> model = deferred_init(lambda: torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4)))
-        >>> materialize_module(model, check_fn=lambda one: isinstance(one, torch.nn.Linear))
+        >>> materialize_module(model, check_fn=lambda layer: isinstance(layer, torch.nn.Linear))
         >>> materialize_module(model[1], dtype=torch.float64)
         >>> model[0].weight.dtype, model[1].running_mean
         (torch.float32, tensor([0., 0., 0., 0.], dtype=torch.float64))
     """
     if not isinstance(module, torch.nn.Module):
-        raise no_tensor("materialize_module", "module", module)
+        raise wrong_type("materialize_module", "module", module)
     own = recording()
     target = None if device is None else torch.device(device), dtype
     with own.lock:
-        modules = [one for one in module.modules() if check_fn is None or check_fn(one)]
-        places = [place for one in modules for place in _places(one, buffers_only)]
+        modules = [submodule for submodule in module.modules() if check_fn is None or check_fn(submodule)]
+        places = [place for submodule in modules for place in _places(submodule, buffers_only)]
         fakes = {id(fake): fake for _, _, fake in places}
-        given = {key for key, fake in fakes.items() if made_before(fake) is not None}
-        made = materialized(own, fakes.values(), target)
-        left = {key for key in made if key in given or not take_place(fakes[key], made[key])}
+        before = {key for key, fake in fakes.items() if materialized_before(fake) is not None}
+        real = materialized(own, fakes.values(), target)
+        replaced = {key for key in real if key in before or not take_place(fakes[key], real[key])}
         for container, name, fake in places:
-            if id(fake) in left:
-                container[name] = made[id(fake)]
+            if id(fake) in replaced:
+                container[name] = real[id(fake)]
         own.sweep()
 
 

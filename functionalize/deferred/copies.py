@@ -1,7 +1,7 @@
 """Deep copies of deferred tensors.
 
-Invariant: copies share memory where copies of real tensors would. Limits: memory that is seen as several dtypes is
-copied once for each.
+Invariant: copies share memory where copies of real tensors would. Limits: a storage that tensors of several dtypes
+share is copied once for each dtype.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ import torch
 from functionalize._torch import storage_key
 from functionalize._torch.deferred import attributes_of_users
 
-_Copies = dict[Any, Any]  # what `copy.deepcopy` has copied already, by identity
+_Copies = dict[Any, Any]  # the memo of `copy.deepcopy`: what it has copied, by identity
 
 
 def copied(tensor: torch.Tensor, memo: _Copies) -> torch.Tensor:
-    """As ``copy.deepcopy`` copies a real tensor: those that shared memory do so as copies; parameters do not."""
+    """Copy a tensor as ``copy.deepcopy`` copies a real one: copies share memory as originals do, except parameters."""
     if id(tensor) in memo:
-        known: torch.Tensor = memo[id(tensor)]
-        return known
+        earlier: torch.Tensor = memo[id(tensor)]
+        return earlier
     with torch.no_grad():
         if isinstance(tensor, torch.nn.Parameter):
             new: Any = torch.nn.Parameter(tensor.data.clone(memory_format=torch.preserve_format), tensor.requires_grad)
         else:
-            new = _at_its_place(tensor, memo).requires_grad_(tensor.requires_grad)
+            new = _in_copied_storage(tensor, memo).requires_grad_(tensor.requires_grad)
     if tensor.grad is not None:
         new.grad = copied(tensor.grad, memo)
     for name, value in attributes_of_users(tensor).items():  # type: ignore[arg-type]
@@ -37,7 +37,7 @@ def copied(tensor: torch.Tensor, memo: _Copies) -> torch.Tensor:
     return new  # type: ignore[no-any-return]
 
 
-def _at_its_place(tensor: torch.Tensor, memo: _Copies) -> torch.Tensor:
+def _in_copied_storage(tensor: torch.Tensor, memo: _Copies) -> torch.Tensor:
     """A copy of a tensor, in a copy of its storage."""
     count = tensor.untyped_storage().nbytes() // tensor.itemsize
     where = tensor.size(), tensor.stride(), tensor.storage_offset()

@@ -1,7 +1,7 @@
-"""Computes nodes of a recording: the slice that they need, in the order of the program.
+"""Computes nodes of a recording: the slice of the graph that they need, in the order of the program.
 
-Invariant: a node has the value that eager would have given it. A value is dropped when it was used last, and what would
-change a copy of it changes the value itself then. Limits: as for the operators on the device.
+Invariant: a node has the value that eager would have given it. A value is dropped after its last use, and an operator
+that would change a copy of it there changes the value itself. Limits: those of the operators on the device.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class Evaluation:
     """One run over a part of the graph."""
 
     def __init__(self, root: torch.nn.Module, draws: Draws, externals: Externals, device: torch.device | None) -> None:
-        """``device``: where to compute what was recorded for a device that is not there."""
+        """``device``: where to compute what was recorded for a device that this machine does not have."""
         self._root, self._draws, self._externals, self._device = root, draws, externals, device
         self._values: dict[Node, Any] = {}
         self._uses: Counter[Node] = Counter()
 
     def run(self, wanted: Iterable[Node], done: Done) -> None:
-        """Compute nodes; ``done`` gets each with its value, which is its own unless :func:`is_sole_user` says no."""
+        """Compute nodes. ``done`` gets each with its value, and owns the value where :func:`is_sole_user` holds."""
         pending = Counter(wanted)
         needed = needs(pending)
         self._uses = Counter(argument for inputs in needed.values() for argument in inputs)
@@ -57,7 +57,7 @@ class Evaluation:
                 del value
 
     def compute(self, node: Node) -> None:
-        """Compute one node for what it does to a generator."""
+        """Compute one node for its effect on a generator."""
         Evaluation(self._root, self._draws, self._externals, self._device).run([node], lambda node, value: None)
 
     def _used(self, node: Node) -> None:
@@ -95,7 +95,7 @@ class Evaluation:
         return node.target(*args, **kwargs)  # type: ignore[operator]
 
     def _may_overwrite(self, node: Node) -> bool:
-        """Whether nobody needs what an op's first argument holds, and the result would lie in its place."""
+        """Whether an op may write its result to its first argument: after its last use, and at the same layout."""
         base: Any = node.args[0] if node.args else None
         if not (isinstance(base, Node) and self._uses[base] == 1 and isinstance(node.target, OpOverload)):
             return False
@@ -110,36 +110,36 @@ class Evaluation:
         return isinstance(value, torch.Tensor) and value.stride() == spec.stride and is_sole_user(value)
 
     def place(self, device: torch.device) -> torch.device:
-        """Where to compute what was recorded for a device."""
-        if here(device) == device:
+        """The device on which to compute what was recorded for a device."""
+        if available(device) == device:
             return device
         if self._device is None:
             raise DEFERRED_FOR_MISSING_DEVICE.error(device=device)
         return self._device
 
 
-def here(device: torch.device) -> torch.device:
-    """A device, or the CPU where there is no such device."""
+def available(device: torch.device) -> torch.device:
+    """The device, or the CPU for CUDA on a machine without CUDA."""
     return torch.device("cpu") if device.type == "cuda" and not torch.cuda.is_available() else device
 
 
 def needs(wanted: Iterable[Node]) -> Mapping[Node, Sequence[Node]]:
-    """The nodes that some nodes need, each with those that it reads itself."""
-    found: dict[Node, list[Node]] = {}
+    """Some nodes and all that they are computed from, each with the nodes that it reads itself."""
+    inputs_of: dict[Node, list[Node]] = {}
     waiting = list(wanted)
     while waiting:
         node = waiting.pop()
-        if node not in found:
+        if node not in inputs_of:
             inputs = node.all_input_nodes
-            if fill_of(node) is not None:  # what it fills it does not read
+            if fill_of(node) is not None:  # it does not read the tensor that it fills
                 inputs = [argument for argument in inputs if argument is node.kwargs.get("generator")]
-            found[node] = inputs
+            inputs_of[node] = inputs
             waiting += inputs
-    return found
+    return inputs_of
 
 
 def map_arg_devices(tree: Any, place: Callable[[torch.device], torch.device]) -> Any:
-    """Arguments with other devices."""
+    """Arguments with ``place`` applied to each device."""
     if isinstance(tree, torch.device):
         return place(tree)
     if isinstance(tree, (list, tuple)):

@@ -1,7 +1,7 @@
-"""Real tensors that a construction read, and whether they are still what they were.
+"""Real tensors that a construction read, and whether they have changed since.
 
-Invariant: what was read is what will be read, or an error names it. Limits: memory that belongs to NumPy or to a file
-has no versions: its bytes are summed up instead.
+Invariant: a materialization reads the values that the construction read, or an error names the tensor. Limits: memory
+that belongs to NumPy or to a file has no version counter, so a checksum of its bytes is compared.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from functionalize.refusals.deferred import OUTSIDE_TENSOR_CHANGED
 
 @dataclass(frozen=True, eq=False)
 class External:
-    """A tensor, as it was when it was read."""
+    """A tensor, and its state when the construction read it."""
 
     tensor: torch.Tensor
-    name: str | None  # at that time
+    name: str | None  # of the variable that held it then
     line: Location
     version: int | None
     total: int | None
@@ -38,23 +38,23 @@ class External:
 
     @property
     def changed(self) -> bool:
-        """Whether it holds something else by now, or may do so."""
+        """Whether its values have changed, or may have."""
         if self.version is not None and self.tensor._version != self.version:
             return True
         return self.total is not None and check_sum(self.tensor.untyped_storage()) != self.total
 
 
 class Externals:
-    """Those that the nodes of a graph read."""
+    """The real tensors that the nodes of a graph read."""
 
     def note(self, node: Node, root: torch.nn.Module) -> None:
-        """A node was added that reads an attribute of the graph's."""
+        """Note a new node that reads an attribute of ``root``."""
         value = getattr(root, str(node.target))
         if isinstance(value, torch.Tensor) and value.layout is torch.strided and not value.is_meta:
             node.meta["external"] = External.of(value)
 
     def keep(self, graph: Graph, tracer: Any) -> None:
-        """Let go of the attributes that no node of a graph reads any more."""
+        """Drop the attributes that no node of a graph reads any more."""
         read = {str(node.target) for node in graph.find_nodes(op="get_attr")}
         for value, name in list(tracer.tensor_attrs.items()):
             if name not in read:
@@ -63,16 +63,16 @@ class Externals:
             delattr(tracer.root, name)
 
     def check(self, guards: Iterable[External]) -> None:
-        """Raise if something has changed by which a construction decided."""
+        """Raise if a tensor has changed on which a value depends that the program has read."""
         for external in guards:
             if external.changed:
                 raise OUTSIDE_TENSOR_CHANGED.error(external.line, tensor=external.name or name_of(external.tensor))
 
     def read(self, node: Node, root: torch.nn.Module) -> Any:
-        """What a node reads.
+        """The value that a node reads.
 
         Raises:
-            DeferredError: it has changed since.
+            DeferredError: the tensor has changed since it was recorded.
         """
         external: External | None = node.meta.get("external")
         if external is None:

@@ -1,4 +1,4 @@
-"""Fake tensors on their own: torch's mode, set up for programs that are looked at and not run.
+"""Fake tensors without a recording: torch's mode, set up for programs that are inspected and not run.
 
 Invariant: a tensor has one fake tensor in a mode, and fake tensors share a storage where the tensors do. Limits: those
 of torch's FakeTensorMode.

@@ -1,6 +1,6 @@
-"""What a construction does above the dispatcher, where no dispatch mode is told of it.
+"""Intercepts calls of a construction to functions of torch that no dispatch mode sees.
 
-Invariant: a construction does here what it would do on real tensors. Limits: calls by the public name.
+Invariant: they do what they would do on real tensors. Limits: calls by the public name.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from functionalize._torch import FakeTensor, below_all_modes, pytree
 from functionalize.refusals.deferred import DEFERRED_ADDRESS_READ
 
 _LAZY = (UninitializedParameter, UninitializedBuffer)
-_MAKE_LAZY = {kind.__new__.__code__ for kind in _LAZY}
+_MAKE_LAZY = {lazy.__new__.__code__ for lazy in _LAZY}
 
 
 class DeferredFunctionMode(TorchFunctionMode):
@@ -26,14 +26,14 @@ class DeferredFunctionMode(TorchFunctionMode):
     def __init__(
         self, value: Callable[[torch.Tensor], torch.Tensor], become: Callable[[torch.Tensor, torch.Tensor], None]
     ) -> None:
-        """``value``: what a deferred tensor comes to; ``become`` makes a real tensor object a deferred one."""
+        """``value`` computes a deferred tensor; ``become`` makes an uninitialized tensor object a deferred one."""
         super().__init__()
         self._value, self._become = value, become
         self._held: list[torch.Tensor] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.empty and args == (0,) and _makes_uninitialized():
-            return below_all_modes(func, args, kwargs or {})  # it holds nothing that could be deferred
+            return below_all_modes(func, args, kwargs or {})  # it has no data to defer
         if args and isinstance(args[0], _LAZY):
             initialized = func == _SET_DATA and isinstance(args[1], FakeTensor)
             return self._become(*args) if initialized else below_all_modes(func, args, kwargs or {})
@@ -53,12 +53,12 @@ class DeferredFunctionMode(TorchFunctionMode):
             return format(self._value(args[0]), *args[1:])
         if func in _ARRAYS:
             array = func(self._value(args[0]), *args[1:], **kwargs)
-            array.flags.writeable = False  # a write to it would not be seen
+            array.flags.writeable = False  # a write to it would not be recorded
             return array
         if func in _STORAGES:
-            self._held.append(args[0])  # what a storage holds only its tensors tell
+            self._held.append(args[0])  # only its tensors say what a storage holds
         if func == _SET_DATA and not isinstance(args[1], FakeTensor):
-            # The memory of the real tensor cannot be had: a copy's, since nothing may write to what is outside.
+            # It gets the memory of a copy: the construction must not write to the real tensor.
             return func(args[0], args[1].clone())
         return func(*args, **kwargs)
 
@@ -75,16 +75,16 @@ _SET_DATA: Any = torch.Tensor.data.__set__  # type: ignore[attr-defined]  # stub
 
 
 def _to_missing_device(func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
-    """A move to CUDA where there is none: torch asks the driver which device is meant, unless it is told."""
+    """A move to CUDA on a machine without it, with a device index: else torch asks the driver for a device."""
 
-    def told(value: Any) -> Any:
+    def with_index(value: Any) -> Any:
         plain = isinstance(value, (str, torch.device)) and torch.device(value) == torch.device("cuda")
         return torch.device("cuda", 0) if plain else value
 
     if func is _CUDA:
         device, *rest = (*args[1:], kwargs.pop("device", None))[:1] or (None,)
-        args = (args[0], torch.device("cuda", 0) if device is None else told(device), *rest)
-    return torch.Tensor.to, tuple(map(told, args)), {name: told(value) for name, value in kwargs.items()}
+        args = (args[0], torch.device("cuda", 0) if device is None else with_index(device), *rest)
+    return torch.Tensor.to, tuple(map(with_index, args)), {name: with_index(value) for name, value in kwargs.items()}
 
 
 _STORAGES = (torch.Tensor.untyped_storage, torch.Tensor.storage)

@@ -1,7 +1,7 @@
-"""Real tensors for deferred ones.
+"""Computes the real tensors of deferred ones.
 
-Invariant: two tensors that share memory do so when they are real, and one tensor becomes one tensor, however often it
-is asked for. Limits: a tensor that was computed from parameters comes without the history of autograd.
+Invariant: real tensors share memory where the deferred ones do, and a deferred tensor gives the same real tensor each
+time. Limits: a tensor that was computed from parameters has no autograd history.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from functionalize.aliasing.geometry import Layout
 from functionalize.deferred.recording import Cell, Recording
 from functionalize.deferred.shards.rules import Window
 from functionalize.deferred.shards.sharding import in_own_memory
-from functionalize.deferred.shards.views import part_behind
+from functionalize.deferred.shards.views import source_part
 from functionalize.refusals.deferred import DEFERRED_LAYOUT, MATERIALIZED_INSIDE, NOT_DEFERRED, VIEW_OF_CONVERTED_DTYPE
 
 aten = torch.ops.aten
-_MADE = "_functionalize_made"  # what a fake tensor was made into
-_SHARDS = "_functionalize_shards"  # parts of it that were
+_MADE = "_functionalize_made"  # the attribute of a fake tensor that holds its real tensor
+_SHARDS = "_functionalize_shards"  # the attribute that holds its shards
 Target = tuple[torch.device | None, torch.dtype | None]
 
 
 def materialized(recording: Recording, tensors: Iterable[FakeTensor], target: Target) -> dict[int, torch.Tensor]:
     """A real tensor for each deferred one, by identity."""
-    found: dict[int, torch.Tensor] = {}
+    real: dict[int, torch.Tensor] = {}
     waiting: dict[int, tuple[FakeTensor, Cell]] = {}
     for tensor in tensors:
-        made = made_before(tensor)
+        made = materialized_before(tensor)
         if made is not None:
-            found[id(tensor)] = made
+            real[id(tensor)] = made
         else:
             waiting[id(tensor)] = tensor, _cell(recording, tensor)
     of_node: dict[Node, list[Cell]] = {}
@@ -44,21 +44,21 @@ def materialized(recording: Recording, tensors: Iterable[FakeTensor], target: Ta
 
     def done(node: Node, value: torch.Tensor) -> None:
         for cell in of_node[node]:
-            cell.made = _laid_out(cell, value, target)
+            cell.made = _at_layout(cell, value, target)
 
     for cells in of_node.values():
         recording.externals.check(guard for cell in cells for guard in cell.guards)
     recording.evaluation(target[0]).run(of_node, done)
     for tensor, cell in waiting.values():
-        found[id(tensor)] = _presented(tensor, cell)
-    _gradients(recording, [tensor for tensor, _ in waiting.values()], found, target)
-    return found
+        real[id(tensor)] = _real_tensor(tensor, cell)
+    _gradients(recording, [tensor for tensor, _ in waiting.values()], real, target)
+    return real
 
 
 def _gradients(
     recording: Recording, fakes: Iterable[FakeTensor], made: dict[int, torch.Tensor], target: Target
 ) -> None:
-    """Give real tensors the gradients that the fake ones have."""
+    """Materialize the gradients of fake tensors, and set them on the real ones."""
     gradients = {id(fake): fake.grad for fake in fakes if fake.is_leaf and isinstance(fake.grad, FakeTensor)}
     if gradients:
         real = materialized(recording, gradients.values(), target)
@@ -66,8 +66,8 @@ def _gradients(
             made[key].grad = real[id(gradient)]
 
 
-def made_before(tensor: torch.Tensor) -> torch.Tensor | None:
-    """What a fake tensor was made into, where it is still the same."""
+def materialized_before(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The real tensor that a fake one has; None if its storage or layout has changed since."""
     made: Any = getattr(tensor, _MADE, None)
     if made is None or made[0] != _place_of(tensor):
         return None
@@ -79,7 +79,7 @@ Shard = tuple[int, int, int]
 
 
 def shard_of(recording: Recording, tensor: FakeTensor, shard: Shard) -> torch.Tensor:
-    """The real tensor for a rank's part of a deferred one; nothing of the others is kept."""
+    """The real tensor for a rank's shard of a deferred one; the shards of other ranks are not kept."""
     cell = _cell(recording, tensor)
     window = window_of(tensor.size(), shard)
     made: Any = getattr(tensor, _SHARDS, {}).get(shard)
@@ -87,28 +87,28 @@ def shard_of(recording: Recording, tensor: FakeTensor, shard: Shard) -> torch.Te
         return made[1]  # type: ignore[no-any-return]
     recording.externals.check(cell.guards)
     layout = Layout.of(tensor)
-    behind = None if layout.matches(cell.layout) else part_behind(cell.layout, layout, window)
+    source = None if layout.matches(cell.layout) else source_part(cell.layout, layout, window)
     if cell.made is not None:
-        part = window.of(_presented(tensor, cell).detach()).clone(memory_format=torch.contiguous_format)
-    elif behind is not None:
+        part = window.of(_real_tensor(tensor, cell).detach()).clone(memory_format=torch.contiguous_format)
+    elif source is not None:
         with kernels_alone():
-            part = in_own_memory(behind[1](recording.shard_evaluation().run(cell.node, behind[0])))
+            part = in_own_memory(source.read(recording.shard_evaluation().run(cell.node, source.window)))
     elif not layout.matches(cell.layout):
-        found: list[torch.Tensor] = []
-        recording.evaluation(torch.device("cpu")).run([cell.node], lambda node, value: found.append(value))
+        values: list[torch.Tensor] = []
+        recording.evaluation(torch.device("cpu")).run([cell.node], lambda node, value: values.append(value))
         with kernels_alone():
-            whole = _laid_out(cell, found.pop(), (None, None)).as_strided(*_where(tensor))
+            whole = _at_layout(cell, values.pop(), (None, None)).as_strided(*_where(tensor))
             part = window.of(whole).clone(memory_format=torch.contiguous_format)
     else:
         part = recording.shard_evaluation().run(cell.node, window)
-    real = _dressed(tensor, part)
+    real = _with_attributes(tensor, part)
     setattr(tensor, _SHARDS, {**getattr(tensor, _SHARDS, {}), shard: (_place_of(tensor), real)})
     return real
 
 
 def window_of(size: Sequence[int], shard: Shard) -> Window:
-    """A rank's part, as ``torch.chunk`` and DTensor's ``Shard`` part a dimension: the last ranks may have less."""
-    plain = isinstance(shard, tuple) and len(shard) == 3 and all(isinstance(one, int) for one in shard)
+    """The window of a rank, as ``torch.chunk`` and DTensor's ``Shard`` split a dimension: the last may have less."""
+    plain = isinstance(shard, tuple) and len(shard) == 3 and all(isinstance(number, int) for number in shard)
     if not (plain and -len(size) <= shard[0] < len(size) and 0 <= shard[1] < shard[2]):
         raise ValueError(
             f"shard={shard!r} of a tensor of size {tuple(size)}: it must be (dim, rank, world), where dim is a "
@@ -139,8 +139,8 @@ def _cell(recording: Recording, tensor: FakeTensor) -> Cell:
     return cell
 
 
-def _laid_out(cell: Cell, value: torch.Tensor, target: Target) -> torch.Tensor:
-    """A value in memory of its own, as it lies in the cell's storage."""
+def _at_layout(cell: Cell, value: torch.Tensor, target: Target) -> torch.Tensor:
+    """A value at the cell's layout, in a storage of its own of the cell's size: the value itself if it is so."""
     layout = cell.layout
     device = target[0] or value.device
     dtype = target[1] if target[1] is not None and value.is_floating_point() else value.dtype
@@ -157,8 +157,8 @@ def _laid_out(cell: Cell, value: torch.Tensor, target: Target) -> torch.Tensor:
     return made
 
 
-def _presented(tensor: FakeTensor, cell: Cell) -> torch.Tensor:
-    """The real tensor for a fake one of a cell whose memory is real."""
+def _real_tensor(tensor: FakeTensor, cell: Cell) -> torch.Tensor:
+    """The real tensor of a fake one, in the memory of a materialized cell."""
     assert cell.made is not None
     size, stride, offset = _where(tensor)
     with kernels_alone(), torch.inference_mode(tensor.is_inference()):
@@ -172,15 +172,15 @@ def _presented(tensor: FakeTensor, cell: Cell) -> torch.Tensor:
         real = real.conj() if tensor.is_conj() != real.is_conj() else real
         if tensor.is_neg() != real.is_neg():
             real = aten._neg_view.default(real)
-    real = _dressed(tensor, real)
+    real = _with_attributes(tensor, real)
     setattr(tensor, _MADE, (_place_of(tensor), real))
     return real
 
 
-def _dressed(tensor: FakeTensor, real: torch.Tensor) -> torch.Tensor:
-    """A real tensor of a fake one's class, with the attributes and the hooks that the program gave to that."""
+def _with_attributes(tensor: FakeTensor, real: torch.Tensor) -> torch.Tensor:
+    """A real tensor of the fake one's class, with the attributes and hooks that the program set on the fake one."""
     with kernels_alone():
-        real = _of_kind(tensor, real)
+        real = _of_class(tensor, real)
     for name, value in attributes_of_users(tensor).items():
         if name not in (_MADE, _SHARDS):
             setattr(real, name, value)
@@ -193,7 +193,7 @@ def _refuse_other_dtype(cell: Cell) -> None:
         raise VIEW_OF_CONVERTED_DTYPE.error(dtype=cell.layout.dtype, to=cell.made.dtype)
 
 
-def _of_kind(tensor: FakeTensor, real: torch.Tensor) -> torch.Tensor:
+def _of_class(tensor: FakeTensor, real: torch.Tensor) -> torch.Tensor:
     if isinstance(tensor, torch.nn.Parameter):
         return torch.nn.Parameter(real, requires_grad=tensor.requires_grad)
     if isinstance(tensor, torch.nn.Buffer):

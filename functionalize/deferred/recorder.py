@@ -1,7 +1,6 @@
-"""Operations as nodes, where some ask for data: these are computed, from the slice of the graph that they need.
+"""Records operations as nodes. Data-dependent ones are computed, from the slice of the graph that they need.
 
-Invariant: the number that a program gets is the one that it would get from eager. Limits: operators that the tags of
-torch say to depend on data.
+Invariant: the program gets the number that eager would give it. Limits: operators that torch tags as data-dependent.
 """
 
 from __future__ import annotations
@@ -17,31 +16,31 @@ from functionalize._torch.fakes import FakeFactory, below_dispatch
 from functionalize._torch.symbols.tracing import track
 from functionalize.tracing.recording_mode import Annotate, RecordingMode
 
-_TELLS, _SIZES = torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape
+_NUMBERS, _SIZES = torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape
 _INDEX = torch.ops.aten.index.Tensor
-_BY_SIZE = (torch.bool, torch.uint8)  # dtypes of masks
+_MASKS = (torch.bool, torch.uint8)
 
 
 class DeferredRecorder(RecordingMode):
-    """Records into one graph what all sessions do."""
+    """Records the operations of all sessions into one graph."""
 
     def __init__(self, factory: FakeFactory, annotate: Annotate, answer: Callable[[list[Node]], list[Any]]) -> None:
         super().__init__(factory, annotate, symbolic=False)
         self._annotate_new, self._answer = annotate, answer
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
-        if _asks(func, args):
-            return self._told(func, args, kwargs or {})
+        if _is_data_dependent(func, args):
+            return self._answered(func, args, kwargs or {})
         return super().__torch_dispatch__(func, types, args, kwargs)
 
     def run(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """What dispatching an op to this mode gives."""
-        if _asks(func, args):
-            return self._told(func, args, kwargs)
+        """The result of dispatching an op to this mode."""
+        if _is_data_dependent(func, args):
+            return self._answered(func, args, kwargs)
         return super().run(func, args, kwargs)
 
-    def _told(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """What the data say: a number, or tensors of sizes that these decide."""
+    def _answered(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """The result of a data-dependent op: a number, or tensors of data-dependent sizes."""
         node = self.op_node(func, args, kwargs)
         (value,) = self._answer([node])
         if not any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(value)):
@@ -57,10 +56,10 @@ class DeferredRecorder(RecordingMode):
         return out
 
 
-def _asks(func: Any, args: Sequence[Any]) -> bool:
-    """Whether the data decide what an op gives, or how large it is."""
-    if not isinstance(func, OpOverload) or not (_TELLS in func.tags or _SIZES in func.tags):
+def _is_data_dependent(func: Any, args: Sequence[Any]) -> bool:
+    """Whether an op returns a number that depends on tensor values, or a tensor whose size does."""
+    if not isinstance(func, OpOverload) or not (_NUMBERS in func.tags or _SIZES in func.tags):
         return False
     if func is _INDEX:
-        return any(isinstance(index, torch.Tensor) and index.dtype in _BY_SIZE for index in args[1])
+        return any(isinstance(index, torch.Tensor) and index.dtype in _MASKS for index in args[1])
     return True

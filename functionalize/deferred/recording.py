@@ -1,12 +1,12 @@
-"""What is done to deferred tensors, recorded as one pure graph, and which memory holds what.
+"""Records operations on deferred tensors as one pure graph, and which node's value each storage holds.
 
 A session is one call of the transform: a construction, or one operation on a deferred tensor afterwards. When it ends,
-each fake storage that somebody still has gets a `Cell`: which node of the graph it holds, and how that lies there. The
-next session begins with the cells. Tensors are known by their storages alone, so that what torch does behind the
-dispatcher (``.data =``, swapping two tensors) needs no notice.
+each fake storage that is still in use gets a `Cell`: the node of the graph whose value it holds, and the value's layout
+there. The next session begins with the cells. Tensors are identified by their storages alone, so that operations which
+bypass the dispatcher (``.data =``, swapping two tensors) need no record.
 
-Invariant: between two sessions nothing refers to a tensor of the user's. Limits: strided tensors, one graph in a
-process, one thread at a time.
+Invariant: between two sessions the recording refers to no tensor of the user's. Limits: strided tensors, one graph in
+a process, one thread at a time.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ from functionalize.tracing.metas import METAS
 from functionalize.transform.api import new_mode, run_call, tracing_disabled
 from functionalize.transform.context import FunctionalizationContext
 
-_SWAPS = ((torch.utils, "swap_tensors"),)  # it refuses what is tracked
+_SWAPS = ((torch.utils, "swap_tensors"),)  # torch's refuses tensors that are tracked
 _STATES = ((torch, "get_rng_state"), (torch.random, "get_rng_state"))
-_FEW = 1000  # nodes that nothing needs are dropped when there are twice as many as then, and these
+_FEW = 1000  # a graph is swept when it has twice the nodes that the last sweep left, and these
 
 
 @dataclass(eq=False)
@@ -66,8 +66,8 @@ class Cell:
     layout: Layout
     device: torch.device
     node: Node
-    guards: tuple[External, ...] = ()  # what the construction decided by
-    made: torch.Tensor | None = None  # the real tensor at this layout, once there is one
+    guards: tuple[External, ...] = ()  # what the values depend on that the program has read
+    made: torch.Tensor | None = None  # the real tensor at this layout, once it is materialized
 
     @property
     def dead(self) -> bool:
@@ -89,19 +89,19 @@ class Recording:
         self.tracer: Any = recorder.tracer
         self._new: list[Node] = []
         self._guards: tuple[External, ...] = ()  # of the session
-        self._found: list[tuple[Base, Cell]] = []
-        self._swept = 0  # nodes that were left
+        self._cells_read: list[tuple[Base, Cell]] = []
+        self._swept = 0  # how many nodes the last sweep left
         self._context: FunctionalizationContext | None = None
         self.mode.intercept = self._intercepted
         self.mode.copied = lambda tensor, memo: self.run(copied, (tensor, memo), {})
 
     @property
     def active(self) -> bool:
-        """Whether a session is."""
+        """Whether a session runs."""
         return self._context is not None
 
     def run(self, program: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-        """Run a program, and record what it does."""
+        """Run a program, and record its operations."""
         with self.lock:
             if self.active:
                 return program(*args, **kwargs)
@@ -112,10 +112,10 @@ class Recording:
                     with recording(self.tracer, self.mode, symbolic=False), self.recorder:
                         return self._session(program, args, kwargs)
                 except RuntimeError as error:
-                    known = explained(error)
-                    if known is None:
+                    explanation = explained(error)
+                    if explanation is None:
                         raise
-                    raise known from error
+                    raise explanation from error
                 finally:
                     self._context = None
                     with kernels_alone():
@@ -131,12 +131,12 @@ class Recording:
             try:
                 with self._replaced(), DeferredFunctionMode(self.value, self.become):
                     return program(*args, **kwargs), None
-            except BaseException as error:  # what a program did before it raised stays done
+            except BaseException as error:  # what the program did before it raised stays recorded
                 return None, error
 
         def end(context: FunctionalizationContext, inputs: Any, outcome: Any) -> Any:
             with tracing_disabled():
-                self._found = self._read(context)
+                self._cells_read = self._read(context)
             result, error = outcome
             if error is not None:
                 raise error
@@ -145,25 +145,25 @@ class Recording:
         return run_call(mode, kept, args, kwargs, end, reached=[])
 
     def _intercepted(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """An operation on deferred tensors outside of a session."""
+        """Record an operation on deferred tensors outside a session."""
         return self.run(func, args, kwargs)
 
     # The end of a session
 
     def _read(self, context: FunctionalizationContext) -> list[tuple[Base, Cell]]:
-        """What each storage holds that was viewed or written."""
-        found = []
+        """A cell for each storage that was viewed or written."""
+        cells = []
         for base in list(context.graph.bases.values()):
             if base.key > 0 and base.storage.device.type == "meta":
                 value = context.read(base.top)
                 node = tracked_node(self.tracer, value)
                 assert node is not None
-                found.append((base, Cell(base.storage, base.top.layout, self._device_of(node), node, self._guards)))
-        return found
+                cells.append((base, Cell(base.storage, base.top.layout, self._device_of(node), node, self._guards)))
+        return cells
 
     def _settle(self) -> None:
-        found, self._found = self._found, []
-        for base, cell in found:
+        cells, self._cells_read = self._cells_read, []
+        for base, cell in cells:
             old = self.cells.get(base.key)
             if old is None or old.node is not cell.node or not old.layout.matches(cell.layout):
                 self.cells[base.key] = cell
@@ -180,7 +180,7 @@ class Recording:
                 "val": specs_of(node.meta.get("val"))
             }
             if fill_of(node) is not None and node.args and isinstance(node.args[0], Node):
-                node.update_arg(0, None)  # what it fills it does not read
+                node.update_arg(0, None)  # it does not read the tensor that it fills
         self._new.clear()
         self._guards = ()
         self.draws.settle(self.evaluation(torch.device("cpu")).compute)
@@ -192,7 +192,7 @@ class Recording:
         return value.fake_device if isinstance(value, FakeTensor) else value.device
 
     def sweep(self) -> None:
-        """Drop the cells that nobody has, and the nodes that no cell needs."""
+        """Drop the cells of storages that no tensor has, and the nodes that no cell needs."""
         for key in [key for key, cell in self.cells.items() if cell.dead]:
             del self.cells[key]
         graph = self.tracer.graph
@@ -206,23 +206,23 @@ class Recording:
     # While a session runs
 
     def _note(self, node: Node) -> None:
-        """A node was added to the graph."""
+        """Note a new node of the graph."""
         self._new.append(node)
         if node.op == "get_attr":
             self.externals.note(node, self.tracer.root)
-        elif current_fake_mode() in (None, self.mode):  # of another mode nothing is drawn
+        elif current_fake_mode() in (None, self.mode):  # nothing is drawn for tensors of another mode
             self.draws.note(node, self.tracer.root)
 
     def _answer(self, nodes: list[Node]) -> Any:
-        """What nodes come to, asked while a program runs."""
-        found: list[Any] = []
-        self.evaluation().run(nodes, lambda node, value: found.append(value))
-        read = [one.meta["external"] for one in needs(nodes) if "external" in one.meta]
+        """The values of nodes, computed while a program runs."""
+        values: list[Any] = []
+        self.evaluation().run(nodes, lambda node, value: values.append(value))
+        read = [node.meta["external"] for node in needs(nodes) if "external" in node.meta]
         self._guards = tuple(dict.fromkeys((*self._guards, *read)))
-        return found
+        return values
 
     def value(self, tensor: torch.Tensor) -> torch.Tensor:
-        """What a tensor comes to, while a session runs."""
+        """The value of a tensor, computed while a session runs."""
         assert self._context is not None
         with tracing_disabled(), below_mode(self._context.enter()):
             node = tracked_node(self.tracer, self._context.value(tensor))
@@ -231,7 +231,7 @@ class Recording:
         return value.clone() if node.op == "get_attr" else value  # type: ignore[no-any-return]
 
     def become(self, lazy: Any, source: torch.Tensor) -> None:
-        """Make a tensor object that holds nothing yet a deferred one, with the memory of another."""
+        """Make an uninitialized tensor object a deferred one, with the memory of another."""
         assert self._context is not None
         with tracing_disabled(), below_mode(self._context.enter()):
             layout = self._context.graph.ensure(source).layout
@@ -239,43 +239,43 @@ class Recording:
         become(lazy, placed(self.factory, source.untyped_storage(), where, layout.dtype, source.device))
 
     def evaluation(self, device: torch.device | None = None) -> Evaluation:
-        """A run over a part of the graph; ``device``: where to compute what was recorded for one that is not there."""
+        """A run over a part of the graph; ``device`` replaces a device that this machine does not have."""
         return Evaluation(self.tracer.root, self.draws, self.externals, device)
 
     @contextmanager
     def _replaced(self) -> Iterator[None]:
-        """While functions of torch that no mode is told of are this recording's own."""
+        """A context in which this recording replaces functions of torch that no mode sees."""
         with in_place_of(_SWAPS, self._swap), in_place_of(_STATES, self._state):
             yield
 
     def _state(self, before: Callable[..., torch.Tensor]) -> torch.Tensor:
-        """What ``torch.get_rng_state`` gives: as in eager, and no state that stands for it."""
+        """The result of ``torch.get_rng_state``: eager's state, not the mark in its place."""
         with kernels_alone():
             return self.draws.state_of(torch.default_generator, self.evaluation(torch.device("cpu")).compute)
 
-    def _swap(self, before: Callable[..., None], one: torch.Tensor, two: torch.Tensor) -> None:
-        """What ``torch.utils.swap_tensors`` does, while a session tracks the tensors."""
-        if not (isinstance(one, FakeTensor) and isinstance(two, FakeTensor)):
-            return before(one, two)
+    def _swap(self, before: Callable[..., None], first: torch.Tensor, second: torch.Tensor) -> None:
+        """``torch.utils.swap_tensors``, for tensors that a session tracks."""
+        if not (isinstance(first, FakeTensor) and isinstance(second, FakeTensor)):
+            return before(first, second)
         context = self._context
         assert context is not None
         with tracing_disabled(), below_mode(context.enter()):
-            for tensor in (one, two):
+            for tensor in (first, second):
                 context.unseen.adopt([tensor])  # type: ignore[union-attr]
                 context.unshare(tensor)
                 context.graph.ensure(tensor).base.handles.pop(id(tensor), None)
                 self.tracer.tensor_tracker.pop(tensor, None)
-            exchange(one, two)
-            for tensor in (one, two):
+            exchange(first, second)
+            for tensor in (first, second):
                 context.graph.relocate(tensor)
 
     def shard_evaluation(self) -> ShardEvaluation:
         """A run that computes a part of a node."""
-        there = torch.device("cpu")
-        return ShardEvaluation(lambda: self.evaluation(there), self.draws, self.evaluation(there).compute)
+        cpu = torch.device("cpu")
+        return ShardEvaluation(lambda: self.evaluation(cpu), self.draws, self.evaluation(cpu).compute)
 
     def cell_of(self, tensor: torch.Tensor) -> Cell | None:
-        """What the storage of a tensor holds; None of a tensor that is not deferred."""
+        """The cell of a tensor's storage; None if the tensor is not deferred."""
         if type(tensor) is not FakeTensor or tensor.fake_mode is not self.mode:
             return None
         if not self.active and real_data(tensor) is not None:
@@ -284,26 +284,26 @@ class Recording:
 
 
 class Adoption:
-    """Tells a session what a tensor of another one holds, when it meets it. In the place of `UnseenAliases`."""
+    """Gives a session the value of an earlier session's tensor when it first sees it. Replaces `UnseenAliases`."""
 
     def __init__(self, recording: Recording, context: FunctionalizationContext) -> None:
         self._recording, self._context = recording, context
-        self._known = set[int]()
+        self._adopted = set[int]()
 
     def adopt(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Let tensors stand for what the cells of their storages hold."""
+        """Track tensors as what the cells of their storages hold."""
         recording, graph = self._recording, self._context.graph
         for tensor in tensors:
             if type(tensor) is not FakeTensor:
                 continue
             key = storage_key(tensor)
-            if key in self._known or key in graph.bases:
+            if key in self._adopted or key in graph.bases:
                 continue
             cell = recording.cells.get(key)
             if cell is None:
                 self._take_data(tensor)
                 continue
-            self._known.add(key)
+            self._adopted.add(key)
             layout = cell.layout
             where = (layout.size, layout.stride, layout.offset)
             substitute = placed(recording.factory, cell.storage, where, layout.dtype, cell.device)
@@ -311,42 +311,42 @@ class Adoption:
             graph.track(substitute, graph.create_base(substitute, substitute))
 
     def _take_data(self, tensor: FakeTensor) -> None:
-        """Let a tensor that was given the memory of a real one stand for a copy of that."""
+        """Give a tensor whose memory is a real tensor's (``.data =``) a recorded copy of that."""
         real = real_data(tensor)
         if real is None or tensor.fake_mode is not self._recording.mode:
             return
         with below_mode(self._context.enter()):
             copy = real.clone()
         give_data(tensor, copy)  # type: ignore[arg-type]
-        self._known.add(storage_key(copy))
+        self._adopted.add(storage_key(copy))
         self._context.graph.track(copy, self._context.graph.create_base(copy, copy))
 
     def note(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Nothing is to be noted of results."""
+        """Do nothing: results need no note."""
 
     def let_go(self, tensor: torch.Tensor) -> None:
-        """Nothing is held."""
+        """Do nothing: no tensor is held."""
 
     def forget(self) -> None:
-        """The session ends."""
-        self._known.clear()
+        """End the session."""
+        self._adopted.clear()
 
 
 class WriteWatch:
-    """Refuses writes that no graph of a construction holds. In the place of a `Historian`."""
+    """Refuses writes to real tensors, which a recording cannot hold. Replaces a `Historian`."""
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
 
     def viewed(self, view: View, op: Any) -> None:
-        """Views are nobody's concern."""
+        """Do nothing: views are allowed."""
 
     def writes_of(self, base: Base) -> Sequence[Any]:
-        """Nothing is noted."""
+        """Nothing: writes are not noted."""
         return ()
 
     def wrote(self, view: View, op: Any) -> None:
-        """Refuse a write to a tensor from outside, or to memory that has become real."""
+        """Refuse a write to a tensor from outside, or to memory that is already materialized."""
         storage = view.base.storage
         if isinstance(storage, torch.UntypedStorage) and storage.device.type != "meta":
             raise OUTSIDE_TENSOR_WRITTEN.error(op=op, size=tuple(view.layout.size))

@@ -1,6 +1,6 @@
-"""What cannot be deferred, in words: errors of torch's fake tensors, and what to do then.
+"""Explains what cannot be deferred: errors of torch's fake tensors, and what to do instead.
 
-Limits: errors of torch's are known by their class or their text, written against 2.13 and 2.15.
+Limits: torch's errors are recognized by their class or their text, as of 2.13 and 2.15.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MEMORY = re.compile(  # what torch says of a tensor without memory, by the func
 
 
 def explained(error: Exception) -> DeferredError | None:
-    """An error of fake tensors in other words, where it is one of those that are known."""
+    """The explanation of an error of fake tensors; None if the error is not recognized."""
     operator = operator_without_fake(error) or operator_without_fake(error.__cause__)
     if operator is not None:
         return NO_META_KERNEL.error(decisive_line(error), op=operator)
@@ -34,16 +34,16 @@ def explained(error: Exception) -> DeferredError | None:
 
 
 def not_callable(value: object) -> TypeError:
-    """For what is no function."""
-    kind = type(value).__name__
+    """The error for a value that is not callable."""
+    type_name = type(value).__name__
     made = " that exists already: pass its class, followed by the arguments" if _is_made(value) else ""
-    return TypeError(f"deferred_init takes a module's class or a function, and its arguments, not a {kind}{made}")
+    return TypeError(f"deferred_init takes a module's class or a function, and its arguments, not a {type_name}{made}")
 
 
 def _is_made(value: object) -> bool:
     return isinstance(value, (torch.Tensor, torch.nn.Module))
 
 
-def no_tensor(function: str, expected: str, value: object) -> TypeError:
-    """For an argument that is nothing that could be deferred."""
+def wrong_type(function: str, expected: str, value: object) -> TypeError:
+    """The error for an argument that is not of the expected type."""
     return TypeError(f"{function} takes a {expected}, not a {type(value).__name__}")

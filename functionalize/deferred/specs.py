@@ -1,6 +1,6 @@
-"""What the value of a node looks like, once its fake tensor is gone.
+"""Specs describe the values of nodes after their fake tensors are dropped.
 
-Invariant: a node of the recording has one. Limits: strided tensors; others have none.
+Invariant: each node of the recording has a spec. Limits: strided tensors; for others `spec_of` returns None.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Spec(NamedTuple):
 
     @property
     def contiguous(self) -> bool:
-        """Whether the elements lie in order."""
+        """Whether the elements are contiguous."""
         expected = 1
         for size, stride in zip(reversed(self.size), reversed(self.stride), strict=True):
             if size != 1 and stride != expected:
@@ -38,12 +38,12 @@ class Spec(NamedTuple):
         return True
 
     def empty(self, device: torch.device) -> torch.Tensor:
-        """A tensor that looks so."""
+        """An uninitialized tensor with these size, strides and dtype."""
         return torch.empty_strided(self.size, self.stride, dtype=self.dtype, device=device)
 
 
 def specs_of(value: Any) -> Any:
-    """Those of the tensors among some values, in their places."""
+    """The values, with a spec in the place of each tensor."""
     return pytree.tree_map_only(torch.Tensor, _of_tensor, value)
 
 
@@ -54,7 +54,7 @@ def _of_tensor(tensor: torch.Tensor) -> Spec | None:
 
 
 def spec_of(node: Node) -> Spec | None:
-    """That of a node which gives one tensor."""
+    """The spec of a node whose value is one tensor, else None."""
     value = node.meta.get("val")
     if isinstance(value, torch.Tensor):
         value = _of_tensor(value)

@@ -1,12 +1,12 @@
-"""The random numbers of a construction: in which order operators draw them, and in what state each finds its generator.
+"""Random numbers of a construction: the order in which operators draw, and the state of the generator before each.
 
-While a construction is recorded, nothing is drawn. A generator is given a state of its own after each operator that
-draws, so that a state which the program saves and sets again, on this generator or another, is known for what it is.
-When the session ends, the generator goes where the draws would have left it. A state in between is found from the
-nearest one that is known, without drawing what is numbers alone.
+While a construction is recorded, nothing is drawn. After each operator that draws, its generator gets a unique state, a
+mark. It identifies the position in the draws if the program saves the state and sets it again, on this generator or
+another. When the session ends, the generator gets the state that the draws would have left. A state in between is
+computed from the nearest known one; fills whose count of numbers is known are skipped, not run.
 
-Invariant: an operator finds the state that it would have found in eager, whatever is computed, and in which order.
-Limits: generators of other devices than the CPU are moved on by running what draws from them.
+Invariant: an operator gets the state that it would get in eager, whatever is computed, and in whatever order.
+Limits: generators of devices other than the CPU are advanced by running the operators that draw from them.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from functionalize.deferred.random.mersenne import State
 from functionalize.deferred.specs import spec_of
 from functionalize.runtime.random_state import generator_of, is_random
 
-_STRIDE = 2_000_000  # so many numbers are drawn from one state that is kept to the next
+_STRIDE = 2_000_000  # about how many numbers are drawn between two states that are kept
 Run = Callable[[Node], object]
 
 
 @dataclass(eq=False)
 class Stream:
-    """Draws from one generator, one after another."""
+    """A sequence of draws from one generator."""
 
     generator: torch.Generator
     start: State | Position
-    entries: list[Node | int | None] = field(default_factory=list)  # what draws, how much it draws; None: unknown
-    states: dict[int, State] = field(default_factory=dict)  # before the entry of a number
+    entries: list[Node | int | None] = field(default_factory=list)  # what draws, later its count; None: unknown
+    states: dict[int, State] = field(default_factory=dict)  # by index of an entry: the state before it
 
 
 Position = tuple[Stream, int]
@@ -53,12 +53,12 @@ class Draws:
         self._before: dict[torch.Generator, State] = {}
 
     def note(self, node: Node, root: torch.nn.Module) -> None:
-        """A node was added to the graph."""
+        """Note a new node, if it draws."""
         generator = _generator(node, root) if is_random(node) else None
         if generator is None:
             return
         stream, index = self._marks.of(generator) or (Stream(generator, generator.get_state()), 0)
-        if stream.generator is not generator or index < len(stream.entries):  # in the state of another, or an earlier
+        if stream.generator is not generator or index < len(stream.entries):  # the state of another, or an earlier one
             stream, index = Stream(generator, (stream, index)), 0
         stream.entries.append(node)
         node.meta["draw"] = stream, index
@@ -66,12 +66,12 @@ class Draws:
         self._touched[generator] = None
 
     def state_of(self, generator: torch.Generator, run: Run) -> State:
-        """The state in which eager would have a generator now."""
+        """The state that a generator would have now in eager."""
         position = self._marks.of(generator)
         return generator.get_state() if position is None else self.state(position, run).clone()
 
     def settle(self, run: Run) -> None:
-        """A session ends: its generators go where its draws would have left them. ``run``: computes a node."""
+        """End a session: its generators get the states that the draws would have left. ``run`` computes a node."""
         marks, touched = self._marks, self._touched
         self._marks, self._touched = Marks(), {}
         for generator in touched:
@@ -85,37 +85,37 @@ class Draws:
     def state(self, position: Position, run: Run) -> State:
         """The state of a stream's generator before an entry."""
         stream, index = position
-        known = max((number for number in stream.states if number <= index), default=None)
-        if known is None:
-            known = 0
+        nearest = max((number for number in stream.states if number <= index), default=None)
+        if nearest is None:
+            nearest = 0
             stream.states[0] = self.state(stream.start, run) if isinstance(stream.start, tuple) else stream.start
-        while known < index:
-            known = self._step(stream, known, index, run)
+        while nearest < index:
+            nearest = self._step(stream, nearest, index, run)
         return stream.states[index]
 
-    def _step(self, stream: Stream, known: int, index: int, run: Run) -> int:
-        """Go from one state that is known to the next that is worth being known."""
-        ahead, total, counts = known, 0, []
-        while ahead < index and (count := _count(stream.entries[ahead])) is not None:
+    def _step(self, stream: Stream, start: int, index: int, run: Run) -> int:
+        """Compute the next state to keep, from the one before entry ``start``. Returns its index, at most ``index``."""
+        end, total, counts = start, 0, []
+        while end < index and (count := _count(stream.entries[end])) is not None:
             counts.append(count)
-            ahead += 1
+            end += 1
             total += count
-        if ahead == known:
-            node = stream.entries[known]
+        if end == start:
+            node = stream.entries[start]
             assert isinstance(node, Node)
-            run(node)  # leaves the state behind it
-            return known + 1
+            run(node)  # notes the state after it
+            return start + 1
         if total < mersenne.JUMP_FROM:
-            total, ahead = 0, known
-            while total < _STRIDE and ahead < known + len(counts):
-                total += counts[ahead - known]
-                ahead += 1
-        stream.states[ahead] = mersenne.skipped(stream.states[known], total)
-        return ahead
+            total, end = 0, start
+            while total < _STRIDE and end < start + len(counts):
+                total += counts[end - start]
+                end += 1
+        stream.states[end] = mersenne.skipped(stream.states[start], total)
+        return end
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """While values are computed; afterwards the generators are where they were."""
+        """A context in which values are computed; afterwards the generators have their former states."""
         outer = self._at, self._before
         self._at, self._before = {}, {}
         try:
@@ -128,26 +128,26 @@ class Draws:
             self._at, self._before = outer
 
     def perform(self, node: Node, compute: Callable[[], Any], run: Run) -> Any:
-        """Run what a node does in the state that it found; inside of ``running``."""
+        """Compute a node from the state before its draw; only inside ``running``."""
         stream, index = node.meta["draw"]
         generator = stream.generator
         if self._at.get(generator) != (stream, index):
-            self.leave(stream, index, run)
+            self.seek(stream, index, run)
         out = compute()
         self._at[generator] = stream, index + 1
         return out
 
-    def leave(self, stream: Stream, index: int, run: Run, ahead: int = 0) -> None:
-        """Have a generator go to a position, and so many draws further, which are then nobody's position."""
+    def seek(self, stream: Stream, index: int, run: Run, skip: int = 0) -> None:
+        """Set a generator to the state at a position, or ``skip`` numbers after it. Its position is then unknown."""
         generator = stream.generator
         self._before.setdefault(generator, generator.get_state())
         state = self.state((stream, index), run)
-        generator.set_state(mersenne.skipped(state, ahead) if ahead else state)
+        generator.set_state(mersenne.skipped(state, skip) if skip else state)
         self._at.pop(generator, None)
 
 
 def _count(entry: Node | int | None) -> int | None:
-    """How many numbers an entry of a stream takes, where that is known."""
+    """How many numbers an entry of a stream draws; None if unknown."""
     if not isinstance(entry, Node):
         return entry
     fill = fill_of(entry)
@@ -155,10 +155,10 @@ def _count(entry: Node | int | None) -> int | None:
 
 
 def _generator(node: Node, root: torch.nn.Module) -> torch.Generator | None:
-    """What a node draws from; None on a device that holds no data."""
-    given = node.kwargs.get("generator")
-    if isinstance(given, Node):
-        own: torch.Generator = getattr(root, str(given.target))
+    """The generator that a node draws from; None on the meta device."""
+    argument = node.kwargs.get("generator")
+    if isinstance(argument, Node):
+        own: torch.Generator = getattr(root, str(argument.target))
         return own
     device = node.kwargs.get("device")
     if not isinstance(device, torch.device):

@@ -1,10 +1,10 @@
-"""Operators that fill a tensor with random numbers, whatever it held: what they draw, and how many numbers.
+"""Operators that fill a tensor with random numbers: what they draw, and how many numbers.
 
-A kernel that draws element by element draws alike for a part of the elements, from the state where the part begins.
-How many numbers it takes for an element is measured, once for each kind of call.
+A kernel that draws element by element fills a part of the elements with the same numbers, if it begins with the state
+that the generator has there. How many numbers it draws for an element is measured, once for each kind of call.
 
-Invariant: what is said of a call holds for its kernel, on contiguous tensors of the CPU. Limits: calls whose
-count of numbers is no linear function of the number of elements have none.
+Invariant: a count holds for the kernel, on contiguous tensors of the CPU. Limits: calls whose count is not linear in
+the number of elements have no count.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from functionalize.ops import traits
 from functionalize.ops.variants import in_place_of
 
 aten = torch.ops.aten
-BLOCK = 16  # elements that the kernel of normal numbers takes together
-_SAMPLES = tuple(BLOCK * blocks for blocks in (4, 8, 16))  # two numbers of 32 bits an element fit in one block of 624
+BLOCK = 16  # elements that the kernel of normal numbers computes together
+_SAMPLES = tuple(BLOCK * blocks for blocks in (4, 8, 16))  # two 32-bit numbers for each element fit in one block of 624
 
 _uniform = aten.uniform_.default
 _normal = aten.normal_.default
@@ -35,7 +35,7 @@ _BY_ELEMENT = frozenset({_uniform, _normal, _random, _random_to, _random_from})
 
 
 def _has_own_generator(device: torch.device) -> bool:
-    """Whether numbers are drawn by another generator than the CPU's, which stands in for that of a missing device."""
+    """Whether a device has another generator than the CPU's, which replaces CUDA's on a machine without CUDA."""
     return device.type not in ("cpu", "cuda") or (device.type == "cuda" and torch.cuda.is_available())
 
 
@@ -55,12 +55,12 @@ class Fill:
 
     @property
     def in_blocks(self) -> bool:
-        """Whether the kernel makes sixteen elements at a time."""
+        """Whether the kernel computes sixteen elements at a time."""
         return self.op is _normal
 
     @property
     def per_element(self) -> int | None:
-        """How many numbers of 32 bits an element takes, where a part of the elements is drawn as among all."""
+        """How many 32-bit numbers an element takes; None if a part of the elements cannot be drawn alone."""
         if self.op not in _BY_ELEMENT or not self.spec.contiguous or _has_own_generator(self.spec.device):
             return None
         if self.op is _normal and self.spec.numel < BLOCK:
@@ -70,7 +70,7 @@ class Fill:
 
     @property
     def draws(self) -> int | None:
-        """How many numbers of 32 bits the call takes; None where that is not known, or it keeps one for later."""
+        """How many 32-bit numbers the call draws; None if unknown, or if its generator keeps one for later."""
         if self.per_element is None:
             return None
         law = _law(self.op, self.args, self.spec.dtype, self.spec.numel % BLOCK)
@@ -78,7 +78,7 @@ class Fill:
 
 
 def fill_of(node: Node) -> Fill | None:
-    """The fill that a node is, if it is one."""
+    """The call that a node makes to fill a tensor, or None."""
     op = traits.FILLS_AS.get(node.target)
     args = () if op is not None else tuple(node.args[1:])
     if node.target in traits.FILLS:
@@ -93,7 +93,7 @@ def fill_of(node: Node) -> Fill | None:
 
 @cache
 def _law(op: Any, args: tuple[Any, ...], dtype: torch.dtype, rest: int) -> tuple[int, int] | None:
-    """How many numbers a call takes: per element, and besides."""
+    """How many numbers a call draws: for each element, and in addition; None if that is not linear."""
     sizes = [samples + rest for samples in _SAMPLES]
     counts = [_count(op, args, dtype, size) for size in sizes]
     first, second, third = counts

@@ -1,7 +1,7 @@
-"""States of generators that stand for something: from the state the meaning is found again.
+"""Marks are unique states of generators, each with a meaning that is looked up by the state.
 
-Invariant: a generator keeps its seed, by which programs ask for it. Limits: on devices whose state is not known here,
-the seed itself is the mark.
+Invariant: a generator keeps its seed, which programs may read. Limits: on devices other than the CPU and CUDA the seed
+itself is the mark.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from functionalize.deferred.random.mersenne import HEADER
 
 Meaning = TypeVar("Meaning")
 _BITS = 60
-_CPU, _CUDA = struct.Struct("<QQ"), struct.Struct("<Q")  # the first words of the CPU's, where CUDA counts its draws
+_CPU, _CUDA = struct.Struct("<QQ"), struct.Struct("<Q")  # the CPU's first words; CUDA's count of draws
 _HALF = (1 << 32) - 1
 
 
 class Marks(Generic[Meaning]):
-    """Marked states, each with what it stands for."""
+    """Marked states, each with its meaning."""
 
     def __init__(self) -> None:
         self._next = secrets.randbits(_BITS - 1)
@@ -33,13 +33,13 @@ class Marks(Generic[Meaning]):
         return iter(self._meanings.values())
 
     def put(self, generator: torch.Generator, meaning: Meaning) -> None:
-        """Have the state of a generator stand for something."""
+        """Set a generator to a new mark with a meaning."""
         self._next += 1
         _mark(generator, self._next)
         self._meanings[self._next] = meaning
 
     def of(self, generator: torch.Generator) -> Meaning | None:
-        """What the state of a generator stands for; None where it is a state of its own."""
+        """The meaning of a generator's state; None if it is not a mark."""
         return self._meanings.get(_mark_of(generator))
 
 
@@ -50,7 +50,7 @@ def _mark(generator: torch.Generator, mark: int) -> None:
     state = generator.get_state()
     memory = memory_of(state.untyped_storage())
     if generator.device.type == "cpu":
-        HEADER.pack_into(memory, 0, generator.initial_seed(), 1, 1, 0)  # as after a seed: no number kept for later
+        HEADER.pack_into(memory, 0, generator.initial_seed(), 1, 1, 0)  # as after a seed, without one kept for later
         memory[HEADER.size :] = bytes(len(memory) - HEADER.size)
         _CPU.pack_into(memory, HEADER.size, mark & _HALF, mark >> 32)
     else:

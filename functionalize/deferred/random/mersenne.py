@@ -1,11 +1,11 @@
-"""The generator of the CPU, moved on by any number of draws: in a tenth of a second, however many these are.
+"""Skips any number of draws of the CPU's generator, a Mersenne twister, in a tenth of a second.
 
-Its state is linear in its bits: a step is a matrix, whose characteristic polynomial makes of ``n`` steps a sum of
-less than 19,937 (Haramoto et al., "Efficient jump ahead for F2-linear random number generators", 2008). Polynomials
-over two elements are integers here, a bit for each coefficient.
+A step is linear in the bits of the state: a matrix. Its characteristic polynomial reduces ``n`` steps to a sum of less
+than 19,937 (Haramoto et al., "Efficient jump ahead for F2-linear random number generators", 2008). Polynomials over
+two elements are integers here, a bit for each coefficient.
 
-Invariant: what is skipped to is, bit for bit, the state that draws would have left. Limits: the layout of the state is
-torch's; where it is not as known here, numbers are drawn.
+Invariant: a skip gives, bit for bit, the state that draws would have left. Limits: the layout of the state is torch's;
+if it differs from the one that this module expects, numbers are drawn.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ import torch
 _WORDS, _MIDDLE, _LOWER = 624, 397, 31  # after Matsumoto and Nishimura, 1998
 _DEGREE = _WORDS * 32 - _LOWER
 _TWIST, _HIGH, _LOW = 0x9908B0DF, 0x80000000, 0x7FFFFFFF
-HEADER = struct.Struct("<QiiQ")  # the seed, how many are left of this block and one, whether seeded, the next one
+HEADER = struct.Struct("<QiiQ")  # seed, numbers left of the block plus one, whether seeded, next index
 _BLOCK = struct.Struct(f"<{_WORDS}Q")
 _BYTES = 5056
 _CHUNK = 1 << 20
-JUMP_FROM = 20_000_000  # draws take longer from here on
+JUMP_FROM = 20_000_000  # for fewer draws, drawing is faster
 
-State = torch.Tensor  # as `torch.Generator.get_state` gives it
+State = torch.Tensor  # as `torch.Generator.get_state` returns it
 
 
 def skipped(state: State, count: int) -> State:
     """The state after ``count`` draws of 32 bits."""
-    if count < JUMP_FROM or not _is_as_known():
+    if count < JUMP_FROM or not _jumps_are_right():
         return drawn(state, count)
     return jumped(state, count)
 
 
 def drawn_from_start(state: State) -> int | None:
-    """How many numbers were drawn since the generator was seeded, of at most 624; None where it keeps another one."""
+    """How many numbers were drawn since the seed, if at most 624; None if the state keeps a number for later."""
     data = bytes(state.tolist())
     *_, following = HEADER.unpack_from(data)
     return None if any(data[HEADER.size + _BLOCK.size :]) else following
 
 
 def drawn(state: State, count: int) -> State:
-    """The same, by drawing."""
+    """The same as :func:`skipped`, by drawing."""
     generator = torch.Generator()
     generator.set_state(state)
     room = torch.empty(min(count, _CHUNK), dtype=torch.int32)
@@ -52,7 +52,7 @@ def drawn(state: State, count: int) -> State:
 
 
 def jumped(state: State, count: int) -> State:
-    """The same, where the blocks that are left behind are skipped together."""
+    """The same as :func:`skipped`, with all whole blocks skipped at once."""
     data = bytearray(state.tolist())
     seed, left, seeded, following = HEADER.unpack_from(data)
     words = list(_BLOCK.unpack_from(data, HEADER.size))
@@ -66,7 +66,7 @@ def jumped(state: State, count: int) -> State:
 
 
 def _later_block(words: list[int], blocks: int) -> list[int]:
-    """The block so many after one. Of the first word one bit matters: the sum is of words from the second on."""
+    """The block ``blocks`` later. Only one bit of the first word matters: the sum is of words from the second on."""
     sequence = list(words)
     while len(sequence) < _DEGREE + _WORDS + 1:
         sequence += _next_block(sequence[-_WORDS:])
@@ -90,10 +90,10 @@ def _next_block(words: list[int]) -> list[int]:
 
 @lru_cache(maxsize=256)
 def _power(exponent: int) -> int:
-    """``t ** exponent``, reduced: layers of one model are often as far apart."""
+    """``t ** exponent``, reduced; cached, as layers of one model often draw equally many numbers."""
     result = 1
     for bit in f"{exponent:b}":
-        spread = "0".join(f"{result:b}")  # a square has the coefficients at every other place
+        spread = "0".join(f"{result:b}")  # squaring moves each coefficient to twice its exponent
         result = _reduced(int(spread, 2) << (bit == "1"))
     return result
 
@@ -133,8 +133,8 @@ def _product(factors: list[int]) -> int:
 
 
 @cache
-def _is_as_known() -> bool:
-    """Whether a jump gives what draws give here."""
+def _jumps_are_right() -> bool:
+    """Whether a jump gives the same state as draws in this torch."""
     generator = torch.Generator()
     generator.manual_seed(1)
     state = generator.get_state()

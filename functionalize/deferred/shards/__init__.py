@@ -1,1 +1,1 @@
-"""Parts of deferred tensors, computed alone."""
+"""Parts of deferred tensors, computed without the rest."""

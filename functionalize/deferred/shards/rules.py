@@ -1,7 +1,7 @@
-"""Which parts of its arguments an operator needs for a part of its result, and how it computes that.
+"""Which parts of its arguments an operator needs for a part of its result, and how it computes that part.
 
-Invariant: a part has the elements that the whole has there, bit for bit. Limits: parts are ranges of one dimension;
-what has no rule here is computed whole.
+Invariant: the elements of a part equal those of the whole, bit for bit. Limits: parts are ranges of one dimension;
+the result of an operator without a rule is computed whole.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.fx.node import map_arg
 
 from functionalize._torch import OpOverload
 from functionalize._torch.deferred import is_sole_user
-from functionalize.deferred.evaluation import here, map_arg_devices
+from functionalize.deferred.evaluation import available, map_arg_devices
 from functionalize.deferred.specs import Spec, spec_of
 from functionalize.ops.variants import in_place_of
 
@@ -31,11 +31,11 @@ class Window(NamedTuple):
     stop: int
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """That part of a tensor."""
+        """This part of a tensor."""
         return tensor.narrow(self.dim, self.start, self.stop - self.start)
 
     def size(self, size: Sequence[int]) -> list[int]:
-        """The size of that part of a tensor of a size."""
+        """The size of this part of a tensor of a size."""
         return [self.stop - self.start if dim == self.dim else count for dim, count in enumerate(size)]
 
 
@@ -47,7 +47,7 @@ Rule = Callable[[Node, Spec, Window], Plan | None]
 
 @cache
 def rule_of(target: Any) -> Rule | None:
-    """The rule of an operator; None of one that has none."""
+    """The rule of an operator, or None."""
     if target in _RULES:
         return _RULES[target]
     pointwise = isinstance(target, OpOverload) and torch.Tag.pointwise in target.tags
@@ -55,13 +55,13 @@ def rule_of(target: Any) -> Rule | None:
 
 
 def _applied(node: Node, needs: list[Part], args: Any = None) -> Plan:
-    """A node's own op on parts of its arguments, which stand in the order of its nodes."""
+    """A plan that runs a node's own op on the parts of its arguments that it ``needs``."""
     args = node.args if args is None else args
 
-    def compute(given: list[Any]) -> Any:
-        values = dict(zip((need for need, _ in needs), given, strict=True))
+    def compute(inputs: list[Any]) -> Any:
+        values = dict(zip((need for need, _ in needs), inputs, strict=True))
         call_args, call_kwargs = map_arg((tuple(args), node.kwargs), values.__getitem__)
-        call_args, call_kwargs = map_arg_devices((call_args, call_kwargs), here)
+        call_args, call_kwargs = map_arg_devices((call_args, call_kwargs), available)
         return node.target(*call_args, **call_kwargs)  # type: ignore[operator]
 
     return needs, compute
@@ -82,37 +82,37 @@ def _elementwise(node: Node, spec: Spec, window: Window) -> Plan | None:
     if op is None or not needs or first is not needs[0][0] or spec_of(first) != spec:
         return needs, plain
 
-    def compute(given: list[Any]) -> Any:
-        if len(given) == 1 and needs[0][1] is not None:
-            value = given.pop()
+    def compute(inputs: list[Any]) -> Any:
+        if len(inputs) == 1 and needs[0][1] is not None:
+            value = inputs.pop()
             if is_sole_user(value):
                 return op(value, *node.args[1:], **node.kwargs)
-            given = [value]
-        return plain(given)
+            inputs = [value]
+        return plain(inputs)
 
     return needs, compute
 
 
 def _same(node: Node, spec: Spec, window: Window) -> Plan | None:
-    """What gives each element of its first argument."""
+    """For ops that give each element of their first argument."""
     (source,) = node.all_input_nodes[:1] or (None,)
     return None if source is None or spec_of(source) is None else _applied(node, [(source, window)])
 
 
-def _made(number: int | None, node: Node, spec: Spec, window: Window) -> Plan:
-    """What has one number in all places, or none: at an index of the arguments, or itself."""
-    value: Any = node.args[number] if number is not None and number < len(node.args) else None
+def _made(position: int | None, node: Node, spec: Spec, window: Window) -> Plan:
+    """For ops that make a tensor of one number, the argument at a position, or an uninitialized tensor (None)."""
+    value: Any = node.args[position] if position is not None and position < len(node.args) else None
 
-    def compute(given: list[Any]) -> torch.Tensor:
-        made = torch.empty(window.size(spec.size), dtype=spec.dtype, device=here(spec.device))
-        return made if number is None else made.fill_(value)
+    def compute(inputs: list[Any]) -> torch.Tensor:
+        made = torch.empty(window.size(spec.size), dtype=spec.dtype, device=available(spec.device))
+        return made if position is None else made.fill_(value)
 
     return [], compute
 
 
 def _number(value: float, node: Node, spec: Spec, window: Window) -> Plan:
     size = window.size(spec.size)
-    return [], lambda given: torch.full(size, value, dtype=spec.dtype, device=here(spec.device))
+    return [], lambda inputs: torch.full(size, value, dtype=spec.dtype, device=available(spec.device))
 
 
 def _permuted(order: Callable[[Node, int], Sequence[int]], node: Node, spec: Spec, window: Window) -> Plan | None:
@@ -123,9 +123,9 @@ def _permuted(order: Callable[[Node, int], Sequence[int]], node: Node, spec: Spe
 
 def _swapped(node: Node, count: int) -> list[int]:
     args: Any = node.args
-    one, two = (int(dim) % count for dim in args[1:3])
+    first, second = (int(dim) % count for dim in args[1:3])
     dims = list(range(count))
-    dims[one], dims[two] = dims[two], dims[one]
+    dims[first], dims[second] = dims[second], dims[first]
     return dims
 
 
@@ -135,26 +135,26 @@ def _reordered(node: Node, count: int) -> list[int]:
 
 
 def _viewed(node: Node, spec: Spec, window: Window) -> Plan | None:
-    """A view by another size, which has the dimensions up to that of the window in common."""
+    """For views by another size that keep the dimensions up to that of the window."""
     source: Any = node.args[0]
     own, until = spec_of(source), window.dim + 1
     if own is None or own.size[:until] != spec.size[:until] or not own.contiguous:
         return None
     size = window.size(spec.size)
-    return [(source, window)], lambda given: given[0].reshape(size)
+    return [(source, window)], lambda inputs: inputs[0].reshape(size)
 
 
 def _filled(node: Node, spec: Spec, window: Window) -> Plan:
-    """What has one value in all places, whatever its first argument holds."""
+    """For ops whose result has one value in all places, whatever their first argument holds."""
     value: Any = node.args[1]
-    size, place = window.size(spec.size), spec.dtype
+    size, dtype, device = window.size(spec.size), spec.dtype, available(spec.device)
     if not isinstance(value, Node):
-        return [], lambda given: torch.full(size, value, dtype=place, device=here(spec.device))
-    return [(value, None)], lambda given: torch.empty(size, dtype=place, device=here(spec.device)).fill_(given[0])
+        return [], lambda inputs: torch.full(size, value, dtype=dtype, device=device)
+    return [(value, None)], lambda inputs: torch.empty(size, dtype=dtype, device=device).fill_(inputs[0])
 
 
 def _select(node: Node, spec: Spec, window: Window) -> Plan | None:
-    """By the dimension of which less has to be computed: its own, or that of the window."""
+    """Computes the part of the source with fewer elements: that of the selected index, or that of the window."""
     args: Any = node.args
     own = spec_of(args[0])
     if own is None:
@@ -162,9 +162,9 @@ def _select(node: Node, spec: Spec, window: Window) -> Plan | None:
     dim, index = int(args[1]) % len(own.size), int(args[2]) % own.size[int(args[1])]
     if own.size[dim] * (window.stop - window.start) > spec.size[window.dim]:
         row = Window(dim, index, index + 1)
-        return [(args[0], row)], lambda given: window.of(given[0].select(dim, 0)).clone()
+        return [(args[0], row)], lambda inputs: window.of(inputs[0].select(dim, 0)).clone()
     outer = window._replace(dim=window.dim + (window.dim >= dim))
-    return [(args[0], outer)], lambda given: given[0].select(dim, index).clone()
+    return [(args[0], outer)], lambda inputs: inputs[0].select(dim, index).clone()
 
 
 def _slice(node: Node, spec: Spec, window: Window) -> Plan | None:
@@ -176,11 +176,11 @@ def _slice(node: Node, spec: Spec, window: Window) -> Plan | None:
     dim = int(dim) % len(own.size)
     first, last, _ = slice(start, stop, 1).indices(own.size[dim])
     if dim != window.dim:
-        return [(source, window)], lambda given: given[0][(slice(None),) * dim + (slice(first, last, step),)].clone()
+        return [(source, window)], lambda inputs: inputs[0][(slice(None),) * dim + (slice(first, last, step),)].clone()
     inner = Window(dim, first + window.start * step, first + max(window.stop - 1, window.start) * step + 1)
     if window.stop == window.start:
         inner = Window(dim, 0, 0)
-    return [(source, inner)], lambda given: given[0][(slice(None),) * dim + (slice(None, None, step),)].clone()
+    return [(source, inner)], lambda inputs: inputs[0][(slice(None),) * dim + (slice(None, None, step),)].clone()
 
 
 def _cat(node: Node, spec: Spec, window: Window) -> Plan | None:
@@ -199,8 +199,8 @@ def _cat(node: Node, spec: Spec, window: Window) -> Plan | None:
             needs.append((source, inner))
         begin = end
     size = window.size(spec.size)
-    empty = torch.empty(size, dtype=spec.dtype, device=here(spec.device)) if not needs else None
-    return needs, lambda given: torch.cat(given, dim) if empty is None else empty
+    empty = torch.empty(size, dtype=spec.dtype, device=available(spec.device)) if not needs else None
+    return needs, lambda inputs: torch.cat(inputs, dim) if empty is None else empty
 
 
 def _stack(node: Node, spec: Spec, window: Window) -> Plan | None:
@@ -208,9 +208,9 @@ def _stack(node: Node, spec: Spec, window: Window) -> Plan | None:
     dim, sources = int(args[1] if len(args) > 1 else 0) % len(spec.size), args[0]
     if dim == window.dim:
         taken = sources[window.start : window.stop]
-        return ([(one, None) for one in taken], lambda given: torch.stack(given, dim)) if taken else None
+        return ([(source, None) for source in taken], lambda inputs: torch.stack(inputs, dim)) if taken else None
     inner = window._replace(dim=window.dim - (window.dim > dim))
-    return [(one, inner) for one in sources], lambda given: torch.stack(given, dim)
+    return [(source, inner) for source in sources], lambda inputs: torch.stack(inputs, dim)
 
 
 def _select_scatter(node: Node, spec: Spec, window: Window) -> Plan | None:
@@ -222,7 +222,7 @@ def _select_scatter(node: Node, spec: Spec, window: Window) -> Plan | None:
         inner = window._replace(dim=window.dim - (dim < window.dim))
         return _written([(base, window), (source, inner)], lambda part: part.select(dim, index))
     if not window.start <= index < window.stop:
-        return [(base, window)], lambda given: given[0]
+        return [(base, window)], lambda inputs: inputs[0]
     at = index - window.start
     return _written([(base, window), (source, None)], lambda part: part.select(dim, at))
 
@@ -242,16 +242,16 @@ def _slice_scatter(node: Node, spec: Spec, window: Window) -> Plan | None:
         return None
     low, high = max(first, window.start), min(last, window.stop)
     if low >= high:
-        return [(base, window)], lambda given: given[0]
+        return [(base, window)], lambda inputs: inputs[0]
     inner = Window(dim, low - first, high - first)
     return _written([(base, window), (source, inner)], lambda part: part.narrow(dim, low - window.start, high - low))
 
 
 def _written(needs: list[Part], place: Callable[[torch.Tensor], torch.Tensor]) -> Plan:
-    """The first part with the second written to a place of it."""
+    """A plan that writes the second part to a place of the first."""
 
-    def compute(given: list[Any]) -> torch.Tensor:
-        source, base = given.pop(), given.pop()
+    def compute(inputs: list[Any]) -> torch.Tensor:
+        source, base = inputs.pop(), inputs.pop()
         base = base if is_sole_user(base) else base.clone()
         place(base).copy_(source)
         return base  # type: ignore[no-any-return]

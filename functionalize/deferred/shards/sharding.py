@@ -1,8 +1,9 @@
-"""Computes a part of a node along one dimension: of what it needs the parts alone, where a rule says which these are.
+"""Computes a part of a node along one dimension, from the parts of its inputs that the rule of its operator names.
 
-What has no rule is computed whole, and the part copied. Random numbers are drawn from the state where the part begins.
+A node without a rule is computed whole, and the part copied. Random numbers are drawn from the state where the part
+begins.
 
-Invariant: a part has the elements that the whole has there, bit for bit. Limits: parts are ranges of one dimension.
+Invariant: the elements of a part equal those of the whole, bit for bit. Limits: parts are ranges of one dimension.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from functionalize.deferred.specs import spec_of
 
 
 def in_own_memory(part: torch.Tensor) -> torch.Tensor:
-    """A part, contiguous and with no memory besides: itself, where it lies so."""
+    """A part as a contiguous tensor that fills its storage: the part itself if it is so."""
     fits = part.is_contiguous() and part.untyped_storage().nbytes() == part.numel() * part.itemsize
     return part if fits and is_sole_user(part) else part.clone(memory_format=torch.contiguous_format)
 
@@ -35,7 +36,7 @@ class ShardEvaluation:
     """One run that computes a part of a node."""
 
     def __init__(self, evaluate: Callable[[], Evaluation], draws: Draws, compute: Callable[[Node], None]) -> None:
-        """``evaluate`` makes runs over whole nodes; ``compute`` computes one for what it does to a generator."""
+        """``evaluate`` makes runs over whole nodes; ``compute`` computes one for its effect on a generator."""
         self._evaluate, self._draws, self._compute = evaluate, draws, compute
 
     def run(self, node: Node, window: Window) -> torch.Tensor:
@@ -52,12 +53,12 @@ class ShardEvaluation:
         with kernels_alone(), torch.inference_mode(False), self._draws.running():
             for part in sorted(plans, key=lambda part: part[0]):
                 needs, compute = plans[part]
-                given = []
+                inputs = []
                 for need in needs:
                     uses[need] -= 1
-                    given.append(values[need] if uses[need] else values.pop(need))
-                values[part] = compute(given)
-                del given
+                    inputs.append(values[need] if uses[need] else values.pop(need))
+                values[part] = compute(inputs)
+                del inputs
             value: torch.Tensor = values.pop((node, window))
             return in_own_memory(value)
 
@@ -71,12 +72,12 @@ class ShardEvaluation:
             plan = None if rule is None else rule(node, spec, window)
             if plan is not None:
                 return plan
-        return [], lambda given: self._whole(node, window)
+        return [], lambda inputs: self._whole(node, window)
 
     def _whole(self, node: Node, window: Window | None) -> Any:
-        found: list[Any] = []
-        self._evaluate().run([node], lambda node, value: found.append(value))
-        value = found.pop()
+        values: list[Any] = []
+        self._evaluate().run([node], lambda node, value: values.append(value))
+        value = values.pop()
         if window is None:
             return value
         part = window.of(value)
