@@ -1,1 +1,1 @@
-"""Who shares memory with whom: layouts, views, writes. Knows neither tracing nor the transform."""
+"""Which tensors share memory: layouts, views, writes. Independent of tracing and of the transform."""

@@ -1,10 +1,10 @@
 """Which tensors share a storage: one base for each storage, and the view that each handle has of it.
 
-Which view a handle has is derived from the handle's storage and layout, so that metadata mutation, ``.data`` and
-copies of a tensor object that are made behind the dispatcher need no bookkeeping.
+A handle's view is derived from its storage and layout, so that metadata mutation, ``.data`` and copies of a tensor
+object that bypass the dispatcher need no bookkeeping.
 
 Invariant: replaying the rules from the top of a base's tree down to a view gives the view's layout.
-Limits: strided layout. Their values are the matter of :mod:`functionalize.aliasing.regenerate`.
+Limits: strided layout. :mod:`functionalize.aliasing.regenerate` computes the values of views.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from functionalize.refusals.writes import (
 
 aten = torch.ops.aten
 
-_LONG_CHAIN = 3  # from here on a view looks for a shorter way from the root
+_LONG_CHAIN = 3  # chains of this length or more are replaced by a shorter route from the root
 
 
 class AliasGraph:
@@ -39,7 +39,7 @@ class AliasGraph:
     def __init__(self, held: Callable[[torch.Tensor], bool] = lambda handle: False) -> None:
         self._held = held  # whether a handle outlives the call, and so does what is written to it
         self.bases: dict[int, Base] = {}
-        self.keeps_writes = False  # whether bases remember all writes, also those that their values have
+        self.keeps_writes = False  # whether bases keep all writes, also those that their values include
         self._together: dict[int, list[torch.Tensor]] = {}
 
     def expect_inputs(self, inputs: Sequence[torch.Tensor]) -> None:
@@ -49,13 +49,13 @@ class AliasGraph:
         self._together = {key: group for key, group in self._together.items() if len(group) > 1}
 
     def leave_out(self, handle: torch.Tensor) -> None:
-        """Forget an unused input: others that share its storage get their base without it."""
+        """Forget an unused input: inputs that share its storage get their base without it."""
         group = self._together.get(storage_key(handle), [])
         group[:] = [other for other in group if other is not handle]
 
     def close(self) -> None:
         """Drop all tensors: the call has ended."""
-        for base in list(self.bases.values()):  # with a value a handle may die, and its base be forgotten
+        for base in list(self.bases.values()):  # dropping a value may free a handle, and so forget its base
             base.release()
         self.bases.clear()
         self._together.clear()
@@ -66,15 +66,15 @@ class AliasGraph:
         if base is None:
             return None
         layout = Layout.of(handle)
-        known = base.handles.get(id(handle))
-        if known is not None and known.view.layout.matches(layout):
-            return known.view
+        tracked = base.handles.get(id(handle))
+        if tracked is not None and tracked.view.layout.matches(layout):
+            return tracked.view
         if base.at(layout) is None:
             base.simplify()
         return self.locate(base, layout)
 
     def ensure(self, handle: torch.Tensor) -> View:
-        """The handle's view, of a new base if there is none yet."""
+        """The handle's view; makes a base for its storage unless it has one."""
         return self.find(handle) or self.create_base(handle, handle)
 
     def create_base(self, handle: torch.Tensor, value: Value) -> View:
@@ -103,9 +103,9 @@ class AliasGraph:
 
     def track(self, handle: torch.Tensor, view: View) -> None:
         """Record which view a handle has. A base is dropped with the last handle that depends on it."""
-        known = HandleRef(handle, self._forget)
-        known.key, known.view = id(handle), view
-        view.base.handles[known.key] = known
+        reference = HandleRef(handle, self._forget)
+        reference.key, reference.view = id(handle), view
+        view.base.handles[reference.key] = reference
 
     def _forget(self, gone: HandleRef) -> None:
         base = gone.view.base
@@ -120,16 +120,16 @@ class AliasGraph:
     ) -> View:
         """The view that ``op(source, *args)`` makes; chains collapse where fewer steps reach the same layout.
 
-        ``sized_by_data``: whether sizes of the source were data-dependent, before the op took them for others.
+        ``sized_by_data``: whether sizes of the source were data-dependent before the op replaced them.
         """
         base, build = source.base, view_rules.VIEW_RULES.get(op)
         if source is base.root and op in traits.RESIZING_VIEWS and layout.matches(source.layout):
             return base.renamed(view_rules.VIEW_RULES[op](source.layout, layout, *args))
-        known = base.at(layout)
-        if known is source and build is not None and (sized_by_data or (not layout.static and unbacked(layout.size))):
-            return View(base, source, build(source.layout, layout, *args), layout)  # may do more when a graph is run
-        if known is not None:
-            return known
+        view = base.at(layout)
+        if view is source and build is not None and (sized_by_data or (not layout.static and unbacked(layout.size))):
+            return View(base, source, build(source.layout, layout, *args), layout)  # may do more when a graph runs
+        if view is not None:
+            return view
         if build is None:
             return self.locate(base, layout)
         if source.depth - base.root.depth >= _LONG_CHAIN:
@@ -170,7 +170,8 @@ class AliasGraph:
             return
         steps = route(base.root.layout, view.layout)
         parent, rule = self._last(base.root, steps) if steps else self._address(base, view.layout)
-        if any(one is view or one.layout.has_internal_overlap for one in parent.lineage()):  # it was there already
+        # The route passes the view itself, or another source with overlaps.
+        if any(source is view or source.layout.has_internal_overlap for source in parent.lineage()):
             parent, rule = self._address(base, view.layout)
         base.move(view, parent, rule)
 
@@ -215,18 +216,18 @@ def _rule(op: Any, source: View, layout: Layout, args: tuple[Any, ...]) -> ViewR
 
 
 def _step(source: View, op: Any, args: tuple[Any, ...], layout: Layout) -> View:
-    """The view with a layout, made by an op if there is none yet."""
+    """The view with a layout; an op makes it unless its base has it."""
     return source.base.at(layout) or source.base.add(source, _rule(op, source, layout, args), layout)
 
 
 def _addressed(source: Layout, layout: Layout) -> ViewRule:
-    """How a layout is read from a source whose elements are in order of the storage."""
+    """The rule that reads a layout from a source whose elements are in order of the storage."""
     whole = layout.order is not None and layout.elements == source.elements and layout.dtype == source.dtype
     return view_rules.permuted_dense(layout) if whole and len(source.size) == 1 else view_rules.strided(source, layout)
 
 
 def _seed(base: Base, layout: Layout, rule: ViewRule, old: View) -> Callable[[Call], Value]:
-    """A function that computes a flat base from the old top's value, and around it from what the storage holds."""
+    """A function that computes a flat base: from the old top's value, and the elements around it from the storage."""
     original, old_seed, value, empty = base.original, base.seed, old.value, is_empty(old.layout)
 
     def seed(call: Call) -> Value:
@@ -250,7 +251,7 @@ def _seed(base: Base, layout: Layout, rule: ViewRule, old: View) -> Callable[[Ca
 
 
 def _held(base: Base, layout: Layout, old: Layout) -> int:
-    """How many elements of a layout the storage had before it grew; 0 where it had those of the old top alone."""
+    """How many elements of a layout the storage had before it grew; 0 if it had only those of the old top."""
     if type(base.capacity) is int:
         return int(base.capacity // layout.dtype.itemsize - layout.offset)
     if hinted_span(old) == (0, hint(base.capacity)):

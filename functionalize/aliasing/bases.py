@@ -1,11 +1,11 @@
 """One storage: its views as a tree, its handles, its writes.
 
 A `Base` stands for one storage. Its `View`s form a tree: the root is the first handle that was seen on the storage,
-each other view says by a rule how it is read from its source. Above the root there may be a flat base: the elements of
+each other view has a rule that reads it from its source. Above the root there may be a flat base: the elements of
 the storage in order, for views that the root does not reach.
 
-Invariant: a view's layout never changes, but for symbols that a guard has pinned; a write that the log leaves out of
-an answer shares no element with the view in question. Limits: strided layout.
+Invariant: a view's layout never changes, except for symbols that a guard has pinned; a write that the log does not
+return for a view shares no element with it. Limits: strided layout.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class View:
         self.base = base
         self.layout = layout
         self.value: Value | None = None
-        self.generation = 0  # how many writes of the base's log the value has
+        self.generation = 0  # how many writes of the base's log the value includes
         self.aliased = False  # the value belongs to another tensor as well
         self.is_source = False  # whether other views were read from it
         self.set_parent(parent, rule)
@@ -64,9 +64,9 @@ class View:
         """Whether two views of one base provably share no element."""
         if self is other:
             return False
-        one, two = self.part, other.part
-        if self.parent is other.parent and one is not None and two is not None and one.dim == two.dim:
-            return one.stop <= two.start or two.stop <= one.start
+        mine, its = self.part, other.part
+        if self.parent is other.parent and mine is not None and its is not None and mine.dim == its.dim:
+            return mine.stop <= its.start or its.stop <= mine.start
         if spans_disjoint(self.layout, other.layout):
             return True
         box, other_box = self.box, other.box
@@ -92,7 +92,7 @@ class PendingWrite:
 class _Parts:
     """Written views that are parts of one source along one dimension (rows, slices), found by their positions.
 
-    A question about one of n rows does not go through the writes to the others.
+    A query for one of n rows does not visit the writes to other rows.
     """
 
     def __init__(self) -> None:
@@ -111,12 +111,12 @@ class _Parts:
         self.last = position
 
     def views(self) -> Iterator[View]:
-        """Each view kept."""
+        """Each view that was written."""
         for at in self._at.values():
             yield from at
 
     def meeting(self, part: Progression, since: int) -> Iterator[View]:
-        """The views after a position whose parts overlap one."""
+        """The views written after a position whose parts overlap ``part``."""
         first = bisect_left(self._starts, part.start - self._longest + 1)
         for start in self._starts[first : bisect_left(self._starts, part.stop)]:
             for view, (other, position) in self._at[start].items():
@@ -125,7 +125,7 @@ class _Parts:
 
 
 class WriteLog:
-    """The writes to one storage, in order, and which of them may have touched a view. A view stands here once."""
+    """The writes to one storage, in order. Finds those that may have touched a view. Keeps each view once."""
 
     def __init__(self) -> None:
         self._length = 0
@@ -136,7 +136,7 @@ class WriteLog:
         return self._length
 
     def append(self, view: View) -> None:
-        """Note one more write."""
+        """Note a write to a view."""
         self._length += 1
         part = view.part
         if part is None or view.parent is None:
@@ -176,7 +176,7 @@ def _within(view: View, source: View, dim: int) -> Progression:
 
 
 class HandleRef(weakref.ref[torch.Tensor]):
-    """A handle, as long as it lives, and the view that it is of."""
+    """A weak reference to a handle, and the handle's view."""
 
     __slots__ = ("key", "view")
 
@@ -194,28 +194,28 @@ class Base:
         self.capacity: Any = None  # in bytes, before the program resized the storage
         self.root = self.top = View(self, None, None, Layout.of(handle))
         self.root.value = value
-        # The handle addresses all of its storage, also what is between and around its elements.
+        # The handle addresses all of its storage, also the elements between and around its own.
         self.original = weakref.ref(handle) if value is handle else None
-        self.twin: Value | None = None  # of the handle, from when its metadata changed
-        self.held: torch.Tensor | None = None  # the handle, where it is to be written back when the call ends
-        self.seed: Callable[[Call], Value] | None = None  # computes the top's first value, where the top is no handle
+        self.twin: Value | None = None  # an alias of the handle at its old metadata, once these changed
+        self.held: torch.Tensor | None = None  # the handle, if it is written back when the call ends
+        self.seed: Callable[[Call], Value] | None = None  # computes the top's first value, if the top is not a handle's
         self.log = WriteLog()
         self.pending: dict[View, PendingWrite] = {}
-        self.kept: dict[View, Value] | None = None  # every write that no later one covers, where that is asked for
+        self.kept: dict[View, Value] | None = None  # if asked for: every write that no later one covers
         self.handles: dict[int, HandleRef] = {}
         self._views: dict[tuple[Any, ...], View] = {self.root.layout.key: self.root}
-        self._renamed: list[View] = []  # the root by a reshape to its own size, once the program made it
+        self._renamed: list[View] = []  # see `renamed`; at most one
 
     def at(self, layout: Layout) -> View | None:
         """The view with a layout, or None."""
         return self._views.get(layout.key)
 
     def add(self, parent: View, rule: ViewRule, layout: Layout) -> View:
-        """The view with a layout, made by a rule if there is none yet."""
+        """The view with a layout; a rule makes it unless the base has it."""
         return self._views.setdefault(layout.key, View(self, parent, rule, layout))
 
     def renamed(self, rule: ViewRule) -> View:
-        """The view which the program made of the root by a reshape to the root's own size."""
+        """The view that the program made of the root by a reshape to the root's own size."""
         if not self._renamed:
             self._renamed.append(View(self, self.root, rule, self.root.layout))
         return self._renamed[0]
@@ -235,11 +235,11 @@ class Base:
             view.set_parent(view.parent, view.rule)
 
     def note_resize(self) -> None:
-        """Note the size of the storage, which the program is about to resize: what it gains has no contents yet."""
+        """Note the size of the storage, which the program is about to resize: new bytes have no contents yet."""
         self.capacity = plain(self.storage.nbytes())
 
     def holds(self, layout: Layout) -> bool:
-        """Whether the storage held a layout from the start; always, where the program has not resized it."""
+        """Whether the storage held a layout before the program resized it; true if it did not."""
         return self.capacity is None or fits(layout, self.capacity)
 
     def simplify(self) -> None:

@@ -1,6 +1,6 @@
 """How a tensor addresses its storage, and arithmetic on sizes that may be symbols.
 
-In: tensors, sizes and strides. Out: `Layout`, the one form in which a layout is handed on, and comparisons of them.
+In: tensors, sizes and strides. Out: `Layout`, the only form in which a layout is passed, and comparisons of them.
 Guarantees: equal layouts have equal keys; only `differ` guards a symbol. Limits: symbolic layouts are equal if their
 expressions are. `Layout` is a strided layout; a tensor's ``layout`` attribute is torch's: strided, sparse.
 """
@@ -22,21 +22,21 @@ _STRIDED = torch.strided
 
 
 def _hashable(number: Any) -> Any:
-    # Note [Symbolic sizes as keys]: a SymInt has no hash, the sympy expression that it stands for has one.
+    # Note [Symbolic sizes as keys]: a SymInt has no hash, its sympy expression has one.
     return number if type(number) is int else number.node.expr
 
 
-def same(one: Sequence[Any], two: Sequence[Any]) -> bool:
-    """Whether two lists of sizes are known to be equal, without a question to a symbol."""
-    return len(one) == len(two) and all(_hashable(a) == _hashable(b) for a, b in zip(one, two, strict=True))
+def same(first: Sequence[Any], second: Sequence[Any]) -> bool:
+    """Whether two lists of sizes are known to be equal, without a guard on a symbol."""
+    return len(first) == len(second) and all(_hashable(a) == _hashable(b) for a, b in zip(first, second, strict=True))
 
 
-def differ(one: Sequence[Any], two: Sequence[Any]) -> bool:
-    """Whether two sizes differ. Asks the symbols, which become guards.
+def differ(first: Sequence[Any], second: Sequence[Any]) -> bool:
+    """Whether two sizes differ. Guards their symbols.
 
     Data-dependent sizes differ unless their expressions are equal.
     """
-    return not same(one, two) and (unbacked((*one, *two)) or tuple(one) != tuple(two))
+    return not same(first, second) and (unbacked((*first, *second)) or tuple(first) != tuple(second))
 
 
 def hint(number: Any) -> int:
@@ -53,7 +53,7 @@ def size_hint(number: Any) -> int:
 
 
 def plain(number: Any) -> Any:
-    """The number as an int where it is one or a guard has pinned it; otherwise unchanged."""
+    """The number as an int if it is one or a guard has pinned it; else unchanged."""
     if type(number) is int or not number.node.expr.is_number:
         return number
     return int(number.node.expr)
@@ -73,7 +73,7 @@ class Layout:
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Layout:
         if tensor.layout is not _STRIDED or (type(tensor) is not FakeTensor and tensor.is_nested):
-            # Without a storage to address, and without views.
+            # It has no storage to address, and no views.
             return cls(() if tensor.is_nested else tuple(tensor.size()), (), 0, tensor.dtype)
         size, stride, offset = tensor.size(), tensor.stride(), tensor.storage_offset()
         dtype = tensor.dtype
@@ -89,14 +89,14 @@ class Layout:
         return (size, stride, _hashable(self.offset), self.dtype, self.conj, self.neg)
 
     def matches(self, other: Layout, *, ignoring_lazy_bits: bool = False) -> bool:
-        """Whether two layouts address the same elements in the same way: with ignored bits, by the expressions of now.
+        """Whether two layouts address the same elements in the same way.
 
-        Some symbols have been found to be equal to others since the keys were computed.
+        ``ignoring_lazy_bits`` also compares current expressions: symbols may have become equal since keys were made.
         """
         if self is other or not ignoring_lazy_bits:
             return self is other or self.key == other.key
-        known = same(self.size, other.size) and same(self.stride, other.stride) and same([self.offset], [other.offset])
-        return known and self.dtype == other.dtype
+        equal = same(self.size, other.size) and same(self.stride, other.stride) and same([self.offset], [other.offset])
+        return equal and self.dtype == other.dtype
 
     @cached_property
     def static(self) -> bool:
@@ -146,7 +146,7 @@ class Layout:
 
     @cached_property
     def dense(self) -> bool:
-        """Each element between first and last is addressed exactly once."""
+        """Whether each element between first and last is addressed exactly once."""
         return self.static and self.extent == self.numel and self.strides_nest
 
     @cached_property
@@ -169,7 +169,7 @@ class Layout:
     def has_internal_overlap(self) -> bool:
         """Whether two positions share an element, for the sizes of this trace; data-dependent ones by a hint."""
         if len(self.stride) < len(self.size) or (self.static and self.contiguous):
-            return False  # sparse, or each at its own place
+            return False  # sparse, or each position has its own element
         return not self.strides_nest and all(size for _, size in self._walks) and _has_equal_offsets(self._walks)
 
     @property
@@ -184,14 +184,14 @@ class Layout:
 
     @cached_property
     def order(self) -> tuple[int, ...] | None:
-        """The dimensions in the order of a contiguous storage, outermost first; None where there is no such order."""
+        """The dimensions in the order of a contiguous storage, outermost first; None if no order is contiguous."""
         dims = self.outermost_first
         size, stride = tuple(self.size[dim] for dim in dims), tuple(self.stride[dim] for dim in dims)
         return tuple(dims) if replace(self, size=size, stride=stride).contiguous else None
 
     @cached_property
     def contiguous(self) -> bool:
-        """The last dimension is the innermost, without gaps. Of symbols only what their expressions show."""
+        """Whether the last dimension is the innermost, without gaps; of symbols as far as their expressions show."""
         step: Any = 1
         for size, stride in zip(reversed(self.size), reversed(self.stride), strict=True):
             if type(size) is int and size == 1:
@@ -209,7 +209,7 @@ def _layout(size: Sequence[int], *rest: Any) -> Layout:
 
 
 def _has_equal_offsets(dims: Sequence[tuple[int, int]]) -> bool:
-    """Whether two positions of so many (stride, size) have one offset: tried one by one."""
+    """Whether two positions have one offset, for the (stride, size) of each dimension: tries all positions."""
     if dims[0][0] == 0:
         return True
     offsets = [0]
@@ -238,7 +238,7 @@ def fits(layout: Layout, capacity: Any) -> bool:
 
 
 def stop(layout: Layout) -> Any:
-    """The index of one past the last element; of an empty layout its offset."""
+    """The index of one past the last element; the offset of an empty layout."""
     if is_empty(layout):
         return layout.offset
     if layout.order is not None:

@@ -19,13 +19,13 @@ from functionalize.call_stack import Location, Origin
 class _Event:
     index: int  # among the program's views, or among its writes
     base: BaseRecord
-    called: Any  # the op; of a base's first tensor None
+    called: Any  # the op; None for a base's first tensor
     origin: Origin
     time: int  # position among all events of the program
 
     @property
     def op(self) -> str:
-        """The name of the op; of a base's first tensor empty."""
+        """The name of the op; empty for a base's first tensor."""
         return "" if self.called is None else str(self.called)
 
     @property
@@ -115,9 +115,9 @@ class AliasHistory:
 class Historian:
     """Writes the history while a program runs."""
 
-    def __init__(self, name_of: Callable[[Base], str], here: Callable[[], Origin]) -> None:
+    def __init__(self, name_of: Callable[[Base], str], origin: Callable[[], Origin]) -> None:
         self.history = AliasHistory()
-        self._name_of, self._here = name_of, here
+        self._name_of, self._origin = name_of, origin
         self._bases: dict[Base, BaseRecord] = {}
         self._views: dict[View, ViewRecord] = {}
         self._writes = 0
@@ -131,7 +131,7 @@ class Historian:
         if base is None:
             base = self._bases[view.base] = BaseRecord(len(self._bases), self._name_of(view.base))
             self.history.bases.append(base)
-        event = len(self._views), base, None if parent is None else op, self._here(), self._time
+        event = len(self._views), base, None if parent is None else op, self._origin(), self._time
         self._views[view] = record = ViewRecord(*event, parent, view.layout)
         base.views.append(record)
         return record
@@ -139,7 +139,7 @@ class Historian:
     def wrote(self, view: View, op: Any) -> None:
         """Note that the program wrote to a view."""
         record = self.viewed(view, op)
-        record.base.writes.append(WriteRecord(self._writes, record.base, op, self._here(), self._time, record))
+        record.base.writes.append(WriteRecord(self._writes, record.base, op, self._origin(), self._time, record))
         self._writes += 1
 
     @property
@@ -147,8 +147,8 @@ class Historian:
         return len(self._views) + self._writes
 
     def detach(self) -> None:
-        """The run has ended: drop what said where the program was."""
-        del self._name_of, self._here
+        """End the run: drop the functions that find names and lines of the program."""
+        del self._name_of, self._origin
 
     def writes_of(self, base: Base) -> Sequence[WriteRecord]:
         """The writes to a base, in order."""

@@ -1,6 +1,6 @@
 """Whether two layouts of one storage share elements, which layout reaches another, and by which plain views.
 
-Invariant: of plain sizes answers are exact, else conservative: "disjoint" is only said when proved.
+Invariant: answers are exact for plain sizes, else conservative: "disjoint" is only said when proved.
 Limits: proofs need sizes known as plain integers; symbolic layouts are equal if their expressions are.
 """
 
@@ -95,7 +95,7 @@ def _axis(root: Layout, axes: list[Axis], size: int, stride: int) -> int | None:
 
 
 def route(root: Layout, out: Layout) -> list[RouteStep] | None:
-    """Plain views that lead from a root to a layout, to the same elements in the same order; None if it is no box."""
+    """Plain views that lead from a root to a layout, to the same elements in the same order; else None."""
     box = box_of(root, out)
     return None if box is None or (out.conj, out.neg) != (root.conj, root.neg) else _steps(root, box, out)
 
@@ -136,44 +136,44 @@ def _steps(root: Layout, box: Box, out: Layout) -> list[RouteStep]:
     return [*result[:-1], replace(result[-1], layout=out)] if result else []
 
 
-def boxes_disjoint(one: Box, two: Box) -> bool:
-    """Whether two boxes of one root share no element: some root dimension keeps them apart."""
-    return any(_progressions_disjoint(a, b) for a, b in zip(one.axes, two.axes, strict=True))
+def boxes_disjoint(first: Box, second: Box) -> bool:
+    """Whether two boxes of one root share no element: some root dimension separates them."""
+    return any(_progressions_disjoint(a, b) for a, b in zip(first.axes, second.axes, strict=True))
 
 
-def _progressions_disjoint(one: Axis, two: Axis) -> bool:
-    if one.start + (one.count - 1) * one.step < two.start or two.start + (two.count - 1) * two.step < one.start:
+def _progressions_disjoint(a: Axis, b: Axis) -> bool:
+    if a.start + (a.count - 1) * a.step < b.start or b.start + (b.count - 1) * b.step < a.start:
         return True
-    return (one.start - two.start) % math.gcd(one.step, two.step) != 0
+    return (a.start - b.start) % math.gcd(a.step, b.step) != 0
 
 
-def disjoint_guarded(one: Layout, two: Layout) -> bool:
-    """Whether two layouts share no element, for the sizes of this trace: asks the symbols, which become guards.
+def disjoint_guarded(first: Layout, second: Layout) -> bool:
+    """Whether two layouts share no element, for the sizes of this trace: guards their symbols.
 
-    Only what holds is asked. False, without a question, where sizes are data-dependent or where this cannot show it.
+    It guards only what holds. False, without a guard, if sizes are data-dependent or if no condition shows it.
     """
-    if any(unbacked(layout.symbols) for layout in (one, two)):
+    if any(unbacked(layout.symbols) for layout in (first, second)):
         return False
-    for conditions in _separations(one, two):
+    for conditions in _separations(first, second):
         if all(hint(small) <= hint(large) for small, large in conditions):
             return all(bool(small <= large) for small, large in conditions)
     return False
 
 
-def _separations(one: Layout, two: Layout) -> Iterator[list[tuple[Any, Any]]]:
+def _separations(a: Layout, b: Layout) -> Iterator[list[tuple[Any, Any]]]:
     """Sufficient conditions for two layouts to share no element: pairs of numbers, the first at most the second."""
-    places = [(layout.offset * layout.dtype.itemsize, stop(layout) * layout.dtype.itemsize) for layout in (one, two)]
+    places = [(layout.offset * layout.dtype.itemsize, stop(layout) * layout.dtype.itemsize) for layout in (a, b)]
     (low_1, high_1), (low_2, high_2) = places
     yield [(high_1, low_2)]
     yield [(high_2, low_1)]
-    for period in [step for step, size in one.byte_steps if hint(size) > 1 and hint(step)]:
-        # Where all longer strides are multiples of a period, the rest of the addresses are in one part of it for each.
+    for period in [step for step, size in a.byte_steps if hint(size) > 1 and hint(step)]:
+        # If all longer strides are multiples of a period, each layout's addresses are in one part of every period.
         multiples = [
-            (step % period, 0) for layout in (one, two) for step, _ in layout.byte_steps if hint(step) > hint(period)
+            (step % period, 0) for layout in (a, b) for step, _ in layout.byte_steps if hint(step) > hint(period)
         ]
-        ahead = low_2 - low_1
-        ahead = ahead - hint(ahead) // hint(period) * period
-        yield [*multiples, (_within(one, period), ahead), (ahead + _within(two, period), period)]
+        distance = low_2 - low_1
+        distance = distance - hint(distance) // hint(period) * period
+        yield [*multiples, (_within(a, period), distance), (distance + _within(b, period), period)]
 
 
 def _within(layout: Layout, period: Any) -> Any:
@@ -182,27 +182,27 @@ def _within(layout: Layout, period: Any) -> Any:
     return layout.dtype.itemsize + sum((size - 1) * step for step, size in shorter)
 
 
-def spans_disjoint(one: Layout, two: Layout) -> bool:
+def spans_disjoint(first: Layout, second: Layout) -> bool:
     """Whether the byte ranges do not meet. Unknown (symbolic) counts as meeting."""
-    if not (one.static and two.static):
+    if not (first.static and second.static):
         return False
-    (low_1, high_1), (low_2, high_2) = one.span, two.span
+    (low_1, high_1), (low_2, high_2) = first.span, second.span
     return low_1 == high_1 or low_2 == high_2 or high_1 <= low_2 or high_2 <= low_1
 
 
-def disjoint(one: Layout, two: Layout) -> bool:
+def disjoint(first: Layout, second: Layout) -> bool:
     """Whether two layouts of a storage share no element, also where their spans meet (columns of a matrix)."""
-    if spans_disjoint(one, two):
+    if spans_disjoint(first, second):
         return True
-    if not (one.static and two.static):
+    if not (first.static and second.static):
         return False
-    counts: dict[int, list[int]] = {}  # of each step, the least and the greatest
-    for step, size in one.byte_steps:
+    counts: dict[int, list[int]] = {}  # by step: the least and the greatest
+    for step, size in first.byte_steps:
         counts.setdefault(step, [0, 0])[1] += size - 1
-    for step, size in two.byte_steps:
+    for step, size in second.byte_steps:
         counts.setdefault(step, [0, 0])[0] -= size - 1
     steps = sorted(((step, least, greatest) for step, (least, greatest) in counts.items() if step), reverse=True)
-    return next(_sums(steps, *_distances(one, two)), None) is None
+    return next(_sums(steps, *_distances(first, second)), None) is None
 
 
 def meets_elsewhere(target: Layout, source: Layout) -> bool:
@@ -217,9 +217,9 @@ def meets_elsewhere(target: Layout, source: Layout) -> bool:
         for (step, size), (other, _) in zip(target.byte_steps, source.byte_steps, strict=True)
         if size != 1
     ]
-    if any(step == 0 or other == 0 for _, step, other in walks):  # an element of all positions along a dimension
+    if any(step == 0 or other == 0 for _, step, other in walks):  # all positions along a dimension share an element
         return True
-    steps: list[tuple[tuple[int, int, int], int]] = []  # with the dimension
+    steps: list[tuple[tuple[int, int, int], int]] = []  # each with its dimension
     for dim, (size, step, other) in enumerate(walks):
         if step == other:
             steps.append(((step, 1 - size, size - 1), dim))
@@ -236,8 +236,8 @@ def meets_elsewhere(target: Layout, source: Layout) -> bool:
 
 
 def repeats_part(target: Layout, source: Layout) -> bool:
-    """Whether a source, of the target's size, has along each dimension the target's elements in their places, or one
-    of its positions all along.
+    """Whether a source of the target's size has, along each dimension, the target's elements in their places or one
+    position repeated.
     """
     if same([target.offset], [source.offset]) and target.dtype is source.dtype:
         steps = zip(source.stride, target.stride, strict=True)
@@ -251,10 +251,10 @@ def repeats_part(target: Layout, source: Layout) -> bool:
     )
 
 
-def _distances(one: Layout, two: Layout) -> tuple[int, int]:
+def _distances(first: Layout, second: Layout) -> tuple[int, int]:
     """The least and the greatest sum of steps, in bytes, by which elements of two layouts overlap."""
-    ahead = two.offset * two.dtype.itemsize - one.offset * one.dtype.itemsize
-    return ahead - one.dtype.itemsize + 1, ahead + two.dtype.itemsize - 1
+    distance = second.offset * second.dtype.itemsize - first.offset * first.dtype.itemsize
+    return distance - first.dtype.itemsize + 1, distance + second.dtype.itemsize - 1
 
 
 def _sums(steps: Sequence[tuple[int, int, int]], low: int, high: int) -> Iterator[tuple[int, ...]]:
@@ -305,17 +305,17 @@ def _in_units(count: Any, have: int, want: int) -> Any:
 def flat_base_layout(old: Layout, layout: Layout) -> Layout | None:
     """The flat base below two layouts: all elements from the first to the last that either addresses, in order.
 
-    Its dtype is the old top's. Of symbolic layouts the ends are those for the sizes of this trace; the ops check their
+    Its dtype is the old top's. For symbolic layouts the ends are those of this trace's sizes; the ops check their
     bounds. None where symbols would have to be rounded.
     """
-    if unbacked(old.size):  # all of the old layout: what is beyond it is not known
+    if unbacked(old.size):  # all of the old layout: the elements beyond it are unknown
         whole = old.order is not None and old.dtype == layout.dtype
         return Layout((math.prod(old.size),), (1,), old.offset, old.dtype) if whole else None
     item, unit = old.dtype.itemsize, min(old.dtype.itemsize, layout.dtype.itemsize)
     layouts = [g for g in (old, layout) if 0 not in map(hint, g.size)]
     if unbacked(layout.size):
         if layouts and not hinted_span(old)[0] <= hinted_span(layout)[0] < hinted_span(old)[1]:
-            return None  # beyond the old, to where only the data say
+            return None  # beyond the old layout, to a data-dependent end
         layouts = layouts or [layout]
     layouts = layouts or [old]
     first = min(layouts, key=lambda g: hinted_span(g)[0])

@@ -31,10 +31,10 @@ class Execution(Protocol):
         """Execute one op on values."""
 
     def recorded_view(self, view: View, source_value: Value) -> Value | None:
-        """A view's value, given its source's, where it is known without running an op; else None."""
+        """A view's value, given its source's, if it is known without running an op; else None."""
 
     def carrying_out(self, base: Base, write: int) -> AbstractContextManager[None]:
-        """While ops run for a write to a base, given by its position in the log, whoever reads the base."""
+        """A context in which ops run for a write to a base, given by its position in the log, on whichever read."""
 
     @property
     def views_alias(self) -> bool:
@@ -54,8 +54,8 @@ def regenerate(run: Execution, view: View) -> Value:
     value = source.value
     for node in reversed(path):
         assert node.rule is not None
-        known = run.recorded_view(node, value)
-        value = node.rule.replay(run.call, _owned(run, node, _constant(value))) if known is None else known
+        recorded = run.recorded_view(node, value)
+        value = node.rule.replay(run.call, _owned(run, node, _constant(value))) if recorded is None else recorded
         node.set_value(value, source.generation, aliased=source.aliased and run.views_alias)
     return value
 
@@ -74,7 +74,7 @@ def commit(view: View, value: Value, *, aliased: bool = False) -> None:
 
 
 def _forget_covered(writes: dict[View, Any], view: View) -> None:
-    """Forget the writes that one to a view covers: the newest stands last, also where the same view was written."""
+    """Forget the writes that a write to a view covers, and an earlier one to the view: the newest comes last."""
     if view.covers:
         writes.clear()
     elif writes and view.is_source:
@@ -84,7 +84,7 @@ def _forget_covered(writes: dict[View, Any], view: View) -> None:
 
 
 def _lasting(view: View, value: Value) -> Value | None:
-    """A written value, as far as reading the view would give it back: an element has one value at all its positions."""
+    """A written value if a read of the view returns it; None if positions share elements, which hold one value."""
     return None if view.layout.has_internal_overlap else value
 
 
@@ -92,7 +92,7 @@ def _fold_pending(run: Execution, base: Base) -> None:
     writes = list(base.pending.values())
     base.pending.clear()
     value = _fold(run, base.top, writes, lambda: top_value(run, base))
-    # It may still be an aliased one: views carry it along, a scatter makes a new value.
+    # The value may still be aliased: views pass it on, a scatter makes a new one.
     aliased = run.views_alias and any(write.view.aliased and write.view.covers for write in writes)
     base.top.set_value(value, len(base.log), aliased=aliased)
 
@@ -106,17 +106,17 @@ def top_value(run: Execution, base: Base) -> Value:
 
 
 def _fold(run: Execution, node: View, writes: list[PendingWrite], before: LazyValue) -> Value:
-    """The value of ``node`` after writes at or below it, in order; ``before`` computes the one before them."""
+    """The value of ``node`` after writes at or below it, in order; ``before`` computes the value before them."""
     batch: dict[View, Value] = {}  # new values of disjoint children, not part of `before` yet
-    lying = WriteLog()  # the same children, to ask which overlap
+    children = WriteLog()  # the same children, to find those that overlap
     for child, consecutive in groupby(writes, key=lambda write: _child_towards(node, write.view)):
         group = list(consecutive)
         if child is None:
-            batch, lying, before = {}, WriteLog(), _constant(group[-1].value)
+            batch, children, before = {}, WriteLog(), _constant(group[-1].value)
             continue
-        if any(other is not child for other in lying.touching(child, 0)):
-            batch, lying, before = {}, WriteLog(), _constant(_scatter(run, batch, before))
-        lying.append(child)
+        if any(other is not child for other in children.touching(child, 0)):
+            batch, children, before = {}, WriteLog(), _constant(_scatter(run, batch, before))
+        children.append(child)
         prior = _constant(batch[child]) if child in batch else _prior(run, child, group, before)
         batch[child] = value = _fold(run, child, group, prior)
         aliased = any(write.view.aliased for write in group) and (value is child.value or run.views_alias)
@@ -155,17 +155,17 @@ def _scatter(run: Execution, batch: dict[View, Value], before: LazyValue) -> Val
 
 
 def _owned(run: Execution, view: View, source: LazyValue) -> Value:
-    """The value of a view's source, for the view's rule: a clone where an aliased one may start elsewhere."""
+    """The value of a view's source, for the view's rule: a clone if it is aliased and the rule reads its storage."""
     assert view.rule is not None and view.parent is not None
     return run.call(aten.clone.default, source()) if view.rule.addresses_storage and view.parent.aliased else source()
 
 
 def tile_runs(parts: Sequence[tuple[Any, Progression | None]]) -> list[list[Any]]:
     """Groups of two or more views that are adjacent along one dimension of their common source, in order."""
-    known = [(part.dim, part.drops, part.start, part.stop, view) for view, part in parts if part is not None]
+    progressions = [(part.dim, part.drops, part.start, part.stop, view) for view, part in parts if part is not None]
     runs: list[list[Any]] = []
     end: tuple[Any, ...] | None = None
-    for dim, drops, start, stop, view in sorted(known, key=lambda row: row[:4]):
+    for dim, drops, start, stop, view in sorted(progressions, key=lambda row: row[:4]):
         if end == (dim, drops, start):
             runs[-1].append(view)
         else:

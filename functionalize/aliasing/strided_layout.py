@@ -1,7 +1,7 @@
-"""Tensors at a layout of a storage: views of it, copies that are laid out so, room for it.
+"""Makes tensors at a layout: views of a storage, copies with its strides, storages that hold it.
 
-Invariant: what is made here has just the sizes, strides, offset and lazy bits of the layout. Limits: sizes known as
-integers.
+Invariant: a tensor made here has exactly the sizes, strides, offset and lazy bits of the layout. Limits: sizes known
+as integers.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ def with_layout(value: torch.Tensor, layout: Layout) -> torch.Tensor:
     """The value itself if it has the strides of a layout, else a copy that has them; its lazy bits are kept."""
     if value.layout is not torch.strided or not layout.static or has_strides(value, layout.stride):
         return value
-    made = torch.empty_strided(layout.size, layout.stride, dtype=value.dtype, device=value.device)  # no view
+    made = torch.empty_strided(layout.size, layout.stride, dtype=value.dtype, device=value.device)  # not a view
     return copy_into(with_lazy_bits(made, Layout.of(value)), value)
 
 
 def with_strides(value: torch.Tensor, stride: Any) -> torch.Tensor:
-    """The tensor itself, which gets strides, if they are others in dimensions of one position alone."""
+    """The tensor itself, given the strides if they differ from its own only in dimensions of one position."""
     if value.layout is torch.strided and value.stride() != stride and has_strides(value, stride):
         with BelowVersions():  # hidden from autograd
             value.as_strided_(value.size(), stride, value.storage_offset())
@@ -69,7 +69,7 @@ def with_strides(value: torch.Tensor, stride: Any) -> torch.Tensor:
 
 
 def with_own_bits(value: torch.Tensor, layout: Layout) -> torch.Tensor:
-    """The same value with the conjugate and negative bits of a layout; autograd sees what is done for that."""
+    """The same value with the conjugate and negative bits of a layout; autograd records the conversion."""
     if value.is_conj() != layout.conj:
         value = value.conj_physical().conj() if layout.conj else value.resolve_conj()
     if value.is_neg() != layout.neg:
@@ -78,7 +78,7 @@ def with_own_bits(value: torch.Tensor, layout: Layout) -> torch.Tensor:
 
 
 def has_strides(value: torch.Tensor, strides: Any) -> bool:
-    """Whether a tensor has some strides along the dimensions where these matter."""
+    """Whether a tensor has these strides along its dimensions of more than one position."""
     actual = value.stride()
     return actual == strides or all(
         mine == wanted for size, mine, wanted in zip(value.size(), actual, strides, strict=True) if size > 1
@@ -86,18 +86,18 @@ def has_strides(value: torch.Tensor, strides: Any) -> bool:
 
 
 def copy_into(target: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """Copy a value to a target whose positions may share elements: these have one value. Returns the target."""
-    part, given = target, value
+    """Copy a value to a target whose positions may share elements, which get one value. Returns the target."""
+    part, source = target, value
     for dim, (size, stride) in enumerate(zip(target.size(), target.stride(), strict=True)):
         if stride == 0 and size > 1:
-            part, given = part.narrow(dim, 0, 1), given.narrow(dim, 0, 1)
+            part, source = part.narrow(dim, 0, 1), source.narrow(dim, 0, 1)
     try:
-        part.copy_(given)
+        part.copy_(source)
     except RuntimeError as error:
         if not str(error).startswith("unsupported operation"):
             raise
         for index in range(part.size(0)):  # windows that overlap: one by one
-            copy_into(part[index], given[index])
+            copy_into(part[index], source[index])
     return target
 
 

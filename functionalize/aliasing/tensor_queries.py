@@ -1,4 +1,4 @@
-"""Questions about one tensor, answered where no tracer records the answer and no symbol is guarded.
+"""Questions about one tensor whose answers no tracer records and which guard no symbol.
 
 Invariant: nothing here changes a tensor or dispatches to a mode. Limits: plain tensors.
 """
@@ -37,13 +37,13 @@ def repeated(tensor: torch.Tensor) -> list[int]:
 
 
 def counts_elements(handle: torch.Tensor) -> bool:
-    """Whether ``copy_`` wants as many elements specified as the handle has: ``resize_as_sparse_`` goes first then."""
+    """Whether ``copy_`` requires equally many specified elements: then ``resize_as_sparse_`` must run first."""
     return handle.layout in (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
-def same_strides(one: torch.Tensor, two: torch.Tensor) -> bool:
-    """Whether two tensors of one shape have equal strides; of symbols, equal expressions."""
-    return same(one.stride(), two.stride())
+def same_strides(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Whether two tensors of one shape have equal strides; for symbols, equal expressions."""
+    return same(first.stride(), second.stride())
 
 
 def is_fake(tensor: torch.Tensor) -> bool:
@@ -52,7 +52,7 @@ def is_fake(tensor: torch.Tensor) -> bool:
 
 
 def is_plain_strided(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is strided, and neither quantized nor nested: what functional variants are written for."""
+    """Whether a tensor is strided, and neither quantized nor nested, as functional variants require."""
     return tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested
 
 

@@ -47,7 +47,7 @@ class ViewRule:
 
     ``path``: the view ops that lead from the source to the view; nearly always one.
     ``covers``: a write through the view replaces all of the source's old value.
-    ``part``: set for the views of which several can tile their source, see
+    ``part``: set for views that can tile their source together, see
         :func:`functionalize.aliasing.regenerate.tile_runs`.
     """
 
@@ -69,7 +69,7 @@ class ViewRule:
 
 
 def along(op: Any, *args: Any) -> tuple[OpCall, ...]:
-    """A path of one view op; of arguments that are sequences it has lists of its own."""
+    """A path of one view op; arguments that are sequences are copied to lists."""
     return (OpCall(op, tuple(list(arg) if isinstance(arg, (list, tuple)) else arg for arg in args)),)
 
 
@@ -136,7 +136,7 @@ WAYS_BACK: dict[Any, Callable[..., OpCall]] = {
     aten.view.dtype: lambda source, dtype: OpCall(aten.view.dtype, (source.dtype,)),
     aten.view_as_real.default: lambda source: OpCall(aten.view_as_complex.default, ()),
     aten.view_as_complex.default: lambda source: OpCall(aten.view_as_real.default, ()),
-    # Physical in either mode: the source's handle has no conjugate or negative bit, so its value gets none.
+    # Physical in either mode: the source's handle has no conjugate or negative bit, so its value must not have one.
     aten._conj.default: lambda source: OpCall(aten._conj_copy.default, ()),
     aten._neg_view.default: lambda source: OpCall(aten._neg_view_copy.default, ()),
 }
@@ -174,7 +174,7 @@ def reshape(source: Layout, out: Layout, size: Sequence[Any], *_: Any) -> ViewRu
 
 
 def _inverse_order(dims: Sequence[int]) -> list[int]:
-    """The permutation that undoes one."""
+    """The inverse of a permutation."""
     return sorted(range(len(dims)), key=lambda position: dims[position] % len(dims))
 
 
@@ -246,7 +246,7 @@ def unfold(source: Layout, out: Layout, dim: int, size: int, step: int) -> ViewR
 def strided(source: Layout, out: Layout) -> ViewRule:
     """Any strided view, addressed through its source's elements in storage order.
 
-    The source is contiguous (see ``AliasGraph.locate``); ``ValueExecutor.call`` holds its value to that.
+    The source is contiguous (see ``AliasGraph.locate``); ``ValueExecutor.call`` ensures that for its value.
     """
     stride, start = list(out.stride), out.offset - source.offset
     rule = _scattered(aten.as_strided.default, aten.as_strided_scatter.default, list(out.size), stride, start)
@@ -259,7 +259,7 @@ def strided(source: Layout, out: Layout) -> ViewRule:
     once = [1 if dim in repeated else size for dim, size in enumerate(out.size)]
 
     def inverse(call: Call, base: LazyValue, view: Value) -> Value:
-        for dim in repeated:  # whose positions share one element, which a scatter refuses to write more than once
+        for dim in repeated:  # a scatter refuses to write the element that its positions share more than once
             view = call(aten.slice.Tensor, view, dim, 0, 1)
         return call(aten.as_strided_scatter.default, base(), view, once, stride, start)
 
