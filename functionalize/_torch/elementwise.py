@@ -53,12 +53,12 @@ def is_laid_out_alike(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, 
 
 def _strides(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> Size | None:
     size = tuple(out.size())
-    if op in traits.LAID_OUT_AS_COPIED:
+    if op in traits.PRESERVES_FORMAT:
         memory = kwargs.get("memory_format")
         if memory in (None, torch.preserve_format):
             return _copied(size, tuple(args[0].stride()))
         return _contiguous(size) if memory is torch.contiguous_format else None
-    if op in traits.LAID_OUT_CONTIGUOUSLY:
+    if op in traits.GIVES_CONTIGUOUS:
         return _contiguous(size)
     operands = [*_operands(op, args, out)]
     return _laid_out(size, operands[::-1] if op in traits.SWAPS_OPERANDS else operands)
@@ -66,9 +66,9 @@ def _strides(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], out
 
 @functools.lru_cache(maxsize=512)
 def _by_elements(op: OpOverload) -> bool:
-    if op in traits.LAID_OUT_AS_COPIED:
+    if op in traits.PRESERVES_FORMAT:
         return True
-    return torch.Tag.pointwise in op.tags and not op._schema.is_mutable and op not in traits.LAID_OUT_BY_OTHERS
+    return torch.Tag.pointwise in op.tags and not op._schema.is_mutable and op not in traits.CALLS_OTHER_KERNELS
 
 
 def _has_plain_strides(tensor: Any) -> bool:

@@ -1,4 +1,4 @@
-"""What one call of an operator does, by its arguments.
+"""What one call of an operator does, according to its arguments.
 
 In: an operator and the arguments of one call. Out: an argument by its name, and whether the call draws random numbers.
 Guarantees: arguments are found by the schema, by position or by name, with its defaults. Limits: only the values in
@@ -21,7 +21,7 @@ _DRAWS_NOTHING: Mapping[str, object] = {"dropout_p": 0.0, "train": False, "train
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """What a schema says of one argument."""
+    """An argument in a schema."""
 
     position: int
     kwarg_only: bool
@@ -30,13 +30,13 @@ class Parameter:
 
 @functools.cache
 def declared(op: Any) -> dict[str, Parameter]:
-    """The arguments of an op, by name. To ask the schema costs as much as an op."""
+    """The arguments of an op, by name; cached, as reading the schema costs as much as an op."""
     arguments = enumerate(op._schema.arguments)
     return {own.name: Parameter(index, own.kwarg_only, own.default_value) for index, own in arguments}
 
 
 def argument(op: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """An argument of a call by name, the schema's default where the call leaves it out."""
+    """An argument of a call by name, the schema's default if the call leaves it out."""
     own = declared(op)[name]
     by_position = not own.kwarg_only and own.position < len(args)
     return args[own.position] if by_position else kwargs.get(name, own.default)
@@ -56,7 +56,7 @@ def draws(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
 
 @functools.cache
 def _switches(op: Any) -> list[str] | None:
-    """The arguments by which a call of a random op may not draw; None where the op is not random."""
+    """The arguments that may turn drawing off in a call of a random op; None if the op is not random."""
     if not (isinstance(op, OpOverload) and tables.row(op).random):
         return None
     return [name for name in _DRAWS_NOTHING if name in declared(op)]

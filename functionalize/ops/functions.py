@@ -1,7 +1,7 @@
-"""What functions of torch do above the dispatcher, where no operator shows it.
+"""Functions of torch with a behavior above the dispatcher that no operator shows.
 
-Out: frozen sets of functions, and where one of their arguments stands. Guarantees: what `__torch_function__` gets as
-its function is what stands here. Limits: functions of torch's Python API; operators stand in `traits`.
+Out: frozen sets of functions, and the positions of some arguments. Guarantees: the entries are the objects that
+`__torch_function__` gets as its function. Limits: functions of torch's Python API; operators are in `traits`.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from typing import Any
 
 import torch
 
-# They give a tensor that shares no gradients with its source.
+# They return a tensor that shares no gradients with its source.
 DETACHING: frozenset[Any] = frozenset(
     {
         *(torch.detach, torch.detach_, torch.Tensor.detach, torch.Tensor.detach_, torch.Tensor.data.__get__),  # type: ignore[attr-defined]
         *(torch.tensor, torch.Tensor.new_tensor, torch.ops.aten.detach.default, torch.ops.aten.detach),
     }
 )
-# They run a backward; where they take the tensors whose gradients are wanted.
+# They run a backward: the position of the tensors whose gradients are wanted.
 GRADIENTS_OF: Mapping[Any, int] = {torch.autograd.grad: 1, torch.autograd.backward: 5, torch.Tensor.backward: 4}
-# They copy unless the tensor lies in memory as they want it.
+# What they do depends on the strides of the tensor: they copy unless these are as wanted.
 RESHAPING: frozenset[Any] = frozenset(
     getattr(namespace, name)
     for name in ("contiguous", "flatten", "is_contiguous", "ravel", "reshape", "reshape_as")
@@ -32,9 +32,9 @@ RESHAPING: frozenset[Any] = frozenset(
     for packet in [getattr(torch.ops.aten, name)]
     for operator in (packet, *(getattr(packet, overload) for overload in packet.overloads()))
 }
-# Where a mode is active they compute a new tensor in place of writing the one that is passed as `out=`.
+# If a mode is active, they return a new tensor instead of writing the one that is passed as `out=`.
 LOSES_OUT: frozenset[Any] = frozenset({torch.linalg.matrix_rank})
-# What drops nothing returns its input, but a copy where sizes are symbolic (pytorch/pytorch#195422).
+# A dropout that drops nothing returns its input, but a copy if sizes are symbolic (pytorch/pytorch#195422).
 DROPOUTS: frozenset[Any] = frozenset({torch.dropout, torch.nn.functional.dropout})
-# A dispatch mode sees what these call, and not that they are called.
+# A dispatch mode sees the operators that these call, but not the call of the function.
 UNDISPATCHED = RESHAPING | LOSES_OUT | DROPOUTS

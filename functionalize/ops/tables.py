@@ -1,11 +1,10 @@
-"""What each operator is, by its OpOverload: how it writes, whether it views, what is its functional variant.
+"""The row of each operator, by its OpOverload: how it writes, whether it is a view, its functional variant.
 
-Invariant: `row` answers for every operator of the running torch, and one operator always gets the same row. Where the
-tables know an operator, its live row agrees on kind, view, written arguments and returns, save where an exception says
-otherwise; a test holds them against one another. The tables fit the torch that runs: where its native_functions.yaml is
-another than the one that the shipped tables were generated from, tables for it are made once and kept in the user's
-cache directory. Limits: a row says what an operator does by its declaration and by codegen's exceptions, not what one
-call of it does.
+Invariant: `row` returns a row for every operator of the running torch, always the same one. If the tables have an
+operator, its live row agrees on kind, view, written arguments and returns, unless an exception differs; a test compares
+them. The tables match the running torch: if its native_functions.yaml differs from the one that the shipped tables were
+generated from, tables for it are made once and kept in the user's cache directory. Limits: a row describes an operator
+by its declaration and by codegen's exceptions, not one call of it.
 """
 
 from __future__ import annotations
@@ -51,16 +50,16 @@ WRITE_BACKS = frozenset(
 )
 _LOG = logging.getLogger("functionalize")
 
-# What operators do without a word in their schemas, by namespace or name.
+# Effects of operators that their schemas do not declare, by namespace or name.
 _COMMUNICATES = "it writes to its arguments or acts on other processes, but its schema does not say so"
 _UNDECLARED: Mapping[str, str] = {
     "c10d": _COMMUNICATES,
     **{f"_c10d_functional::{name}": _COMMUNICATES for name in ("isend", "irecv", "batch_p2p_ops")},
 }
 
-# Functional collectives give what they compute, and act on other processes as well.
+# Functional collectives return what they compute, and act on other processes as well.
 _COLLECTIVES = frozenset({"_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "_dtensor"})
-# Most of torch's own operators without results check something, or state what is known of sizes; only some act.
+# Most of torch's own operators without results check something, or state a fact about sizes; only some act.
 _OF_TORCH = frozenset({"aten", "inductor", "prim", "prims", "profiler"})
 _ACTING = frozenset({"aten::_print"})
 
@@ -72,7 +71,7 @@ UNPAIRED: Mapping[str, str] = {
 
 @functools.cache
 def row(op: Any) -> OpRow:
-    """What `op` is: from the tables, or from its live schema where they do not know it.
+    """The row of `op`: from the tables, or from its live schema if they do not have it.
 
     Example:
         >>> import torch
@@ -93,7 +92,7 @@ def decomposes(op: Any) -> bool:
     name = "CompositeImplicitAutograd"
     try:
         return any(key.name == name for key in op.py_kernels) or bool(op.has_kernel_for_dispatch_key(name))
-    except RuntimeError:  # prim::device and its like are known to TorchScript alone, not to the dispatcher
+    except RuntimeError:  # operators like prim::device are registered with TorchScript, not with the dispatcher
         return False
 
 
@@ -107,14 +106,14 @@ def live_row(op: Any) -> OpRow:
 
     Example:
         >>> import torch
-        >>> found = live_row(torch.ops.aten.add_.Tensor)
-        >>> found.kind, [written.name for written in found.written]
+        >>> add = live_row(torch.ops.aten.add_.Tensor)
+        >>> add.kind, [written.name for written in add.written]
         (<Kind.INPLACE: 'inplace'>, ['self'])
     """
     written = tuple(
-        Written(one.name, None if one.kwarg_only else index, None, _is_list(one.type))
-        for index, one in enumerate(op._schema.arguments)
-        if _written_alias(one) is not None
+        Written(argument.name, None if argument.kwarg_only else index, None, _is_list(argument.type))
+        for index, argument in enumerate(op._schema.arguments)
+        if _written_alias(argument) is not None
     )
     return OpRow(
         name=op.name(),
@@ -127,13 +126,13 @@ def live_row(op: Any) -> OpRow:
     )
 
 
-def _is_list(kind: Any) -> bool:
-    """Whether an argument is a list, where it is passed."""
-    return isinstance(kind.getElementType() if isinstance(kind, torch.OptionalType) else kind, torch.ListType)
+def _is_list(type_: Any) -> bool:
+    """Whether an argument of a type is a list, or an optional list."""
+    return isinstance(type_.getElementType() if isinstance(type_, torch.OptionalType) else type_, torch.ListType)
 
 
 def _written_alias(value: torch.Argument) -> set[str] | None:
-    """The names under which the schema declares an argument or return as written; None where it does not."""
+    """The names under which the schema declares an argument or return as written; None if it does not."""
     return value.alias_info.before_set if value.alias_info is not None and value.alias_info.is_write else None
 
 
@@ -144,7 +143,7 @@ def _kind(op: Any, written: Sequence[Written]) -> Kind:
     inplace_dunder = base.startswith("__i") and base.endswith("__")
     if inplace_dunder or (base.endswith("_") and not base.endswith("__")):
         return Kind.INPLACE
-    return Kind.OUT if any(one.position is None for one in written) else Kind.MUTABLE
+    return Kind.OUT if any(argument.position is None for argument in written) else Kind.MUTABLE
 
 
 def _view_kind(op: Any) -> ViewKind:
@@ -159,18 +158,18 @@ def _view_kind(op: Any) -> ViewKind:
 
 
 def _returns(op: Any) -> tuple[int, ...]:
-    """For each return its index, or -(k+1) where it is the written argument k itself."""
+    """For each return its index, or -(k+1) if it is the written argument k itself."""
     written = [alias for alias in map(_written_alias, op._schema.arguments) if alias is not None]
     returned = enumerate(map(_written_alias, op._schema.returns))
     return tuple(-(written.index(alias) + 1) if alias in written else index for index, alias in returned)
 
 
 def undeclared(op: Any) -> str | None:
-    """What `op` does without a word in its schema; None where the schema says all.
+    """An effect of `op` that its schema does not declare, or None.
 
     Example:
-        >>> undeclared(torch.ops._c10d_functional.all_reduce.default) is None
-        True
+        >>> print(undeclared(torch.ops._c10d_functional.all_reduce.default))
+        None
     """
     return _UNDECLARED.get(op.namespace) or _UNDECLARED.get(op.name())
 
@@ -199,7 +198,7 @@ def communicates(op: object) -> bool:
 
 @functools.cache
 def overload(name: str) -> Any:
-    """The operator of a name as rows write it.
+    """The operator of a name, in the form of rows.
 
     Raises:
         AttributeError: this torch has no such operator.
@@ -238,9 +237,9 @@ def _installed_rows() -> str:
 
 
 def _cache_folder(source: sources.Source) -> Path | None:
-    """Where tables for the source are kept; None where there is no home directory.
+    """Where tables for the source are kept; None if there is no home directory.
 
-    The name covers the source and the generator, so that a change of either is another folder.
+    Its name has a hash of the source and the generator, so that a change of either gives another folder.
     """
     root = os.environ.get("LOCALAPPDATA" if os.name == "nt" else "XDG_CACHE_HOME")
     try:
@@ -255,22 +254,22 @@ def _cache_folder(source: sources.Source) -> Path | None:
 
 
 def _read_cached(folder: Path, sha256: str) -> str | None:
-    """The cached rows; None where these sources have no cache. Literals are read; the file is not run."""
+    """The cached rows; None if these sources have no cache. Literals are read; the file is not run."""
     try:
         module = ast.parse((folder / "rows.py").read_text(encoding="utf-8"))
-        found = {
+        constants = {
             ast.unparse(node.targets[0]): ast.literal_eval(node.value)
             for node in module.body
             if isinstance(node, ast.Assign)
         }
-        return found["ROWS"] if found["SOURCES_SHA256"] == sha256 else None
-    except (OSError, SyntaxError, ValueError, KeyError):  # not there, or no file that we wrote
+        return constants["ROWS"] if constants["SOURCES_SHA256"] == sha256 else None
+    except (OSError, SyntaxError, ValueError, KeyError):  # absent, or not a file that we wrote
         return None
 
 
 def _make(source: sources.Source, folder: Path | None) -> str:
     """Make rows for the source, keep them for the next process where that is possible, and say so."""
-    # Imported here alone: yaml and jinja2 take longer than all the rest of this module.
+    # Imported only here: yaml and jinja2 take longer than all the rest of this module.
     from functionalize.codegen import emit, exceptions, tables
 
     versions = (

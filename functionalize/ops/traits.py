@@ -1,8 +1,8 @@
-"""What operators do that neither their schemas nor their tags say: sets of operators, each with its reason.
+"""Facts about operators that neither their schemas nor their tags state: sets of operators, each with its reason.
 
-In: names as the tables write them, without ``aten::``. Out: frozen sets of overloads, and of packets where a fact holds
-for each overload; mappings where the fact is one argument. Guarantees: each operator exists in the running torch, or
-the import fails. Limits: facts alone; what is done about them stands where it is done.
+In: names as the tables write them, without ``aten::``. Out: frozen sets of overloads, and of packets if a fact holds
+for each overload; mappings if the fact is one argument. Guarantees: each operator exists in the running torch, or the
+import fails. Limits: only facts; their users decide what to do about them.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ def _packets(*names: str) -> frozenset[Any]:
     return frozenset(getattr(torch.ops.aten, name) for name in names)
 
 
-# The layouts of results
+# The strides of results
 
-# Elementwise operators whose results are laid out as what they copy.
-LAID_OUT_AS_COPIED = _overloads(
+# Elementwise operators whose results have the strides of a copy of their argument (`torch.preserve_format`).
+PRESERVES_FORMAT = _overloads(
     *("clone", "_to_copy", "flip", "hardtanh", "nan_to_num", "empty_like", "zeros_like", "ones_like", "full_like"),
     *("rand_like", "randn_like", "randint_like"),
 )
 # Elementwise operators whose results are contiguous, whatever the strides of their arguments.
-LAID_OUT_CONTIGUOUSLY = _overloads("masked_fill.Scalar", "masked_fill.Tensor")
-# Operators with the tag of elementwise ones that compute by other operators: laid out as a sum, a product, another
-# kernel's result.
-LAID_OUT_BY_OTHERS = _overloads("mvlgamma", "ldexp.Tensor", "angle", "_conj_physical")
+GIVES_CONTIGUOUS = _overloads("masked_fill.Scalar", "masked_fill.Tensor")
+# Operators that torch tags as elementwise but that call other operators: their results have the strides of a sum, a
+# product, another kernel's result.
+CALLS_OTHER_KERNELS = _overloads("mvlgamma", "ldexp.Tensor", "angle", "_conj_physical")
 # Elementwise operators whose kernels take their operands in reverse.
 SWAPS_OPERANDS = _overloads("rsub.Tensor", "rsub.Scalar")
 # Products of matrices and reductions: their results have the same strides, whatever strides their arguments have.
@@ -42,7 +42,7 @@ IGNORES_STRIDES = _overloads(
     *("mm", "addmm", "bmm", "baddbmm", "mv", "dot", "sum", "sum.dim_IntList", "mean", "mean.dim", "amax", "amin"),
     *("var.correction", "std.correction", "linalg_vector_norm", "logsumexp"),
 )
-# Copies of views that what reads them may read in the view as well.
+# Copies of views: an operator that reads the copy may read the view instead.
 READABLE_AS_VIEW = _overloads(
     *("t_copy", "transpose_copy.int", "permute_copy", "expand_copy", "unsqueeze_copy", "squeeze_copy.dim"),
     *("squeeze_copy.dims", "select_copy.int", "slice_copy.Tensor", "view_copy"),
@@ -50,12 +50,12 @@ READABLE_AS_VIEW = _overloads(
 # Their result has the elements of the first argument, in the same order, and often its size.
 COPIES = _overloads("clone", "_to_copy")
 # Their results are dense, in the order of their first argument.
-LAID_OUT_DENSELY = _overloads(
+GIVES_DENSE = _overloads(
     *("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit.no_stats"),
     *("_native_batch_norm_legit_functional", "_batch_norm_with_update", "_batch_norm_with_update_functional"),
     *("_batch_norm_no_update", "native_channel_shuffle", "max_unpool2d"),
 )
-# Which argument they copy, where autograd calls them on a gradient that it leaves as the first of a tensor.
+# The argument that they copy, when autograd calls them on a gradient that it stores as the first of a tensor.
 COPIES_GRADIENT: Mapping[Any, int] = {
     overload("aten::clone"): 0,
     overload("aten::copy"): 1,
@@ -64,35 +64,34 @@ COPIES_GRADIENT: Mapping[Any, int] = {
 }
 # They drop dimensions of one position.
 SQUEEZES = _packets("squeeze", "squeeze_", "squeeze_copy")
-# They show a tensor's elements in another size.
+# They view a tensor's elements in another size.
 RESIZING_VIEWS = _overloads("view", "_unsafe_view")
-# Where inference mode is on their results are inference tensors, unlike those of other views.
+# In inference mode their results are inference tensors, unlike those of other views.
 MADE_FOR_INFERENCE = _overloads("view.dtype")
 
-# What operators ask of the strides of their arguments
+# Dependence on the strides of arguments
 
-# Whether they are legal, or what they give, rests on the strides of their argument.
+# Whether they are legal, or what they return, depends on the strides of their argument.
 LEGAL_BY_STRIDES = _overloads("view", "view.dtype", "view_as_complex")
 # They copy their source with all of its storage, as elements of its dtype; so the copy has the source's offset.
 KEEPS_OFFSET = _overloads("slice_scatter", "select_scatter", "diagonal_scatter")
 SCATTERS = KEEPS_OFFSET | _overloads("as_strided_scatter")
-# They address the storage of their argument by strides and an offset: those that read it; those in rules of views; all.
+# They address the storage of their argument by strides and an offset: those that read; those in view rules; all.
 READS_BY_ADDRESS = _overloads("as_strided", "as_strided_copy")
 VIEWS_BY_ADDRESS = _overloads("as_strided", "as_strided_scatter")
 BY_ADDRESS = READS_BY_ADDRESS | VIEWS_BY_ADDRESS
-# The factors of a determinant are those of the transpose where the matrix is contiguous, and the backward asks the
-# matrix, not them.
+# The factors of a determinant are those of the transpose if the matrix is contiguous, and the backward checks the
+# strides of the matrix, not of the factors.
 FACTORS_BY_STRIDES = _overloads("_linalg_det", "_linalg_slogdet")
-# They trust that several arguments have the same strides, or how another result came to be. Found by running each
-# operator of torch's databases, backwards among them, on arguments of other strides: its results were others, or it
-# raised.
+# They trust that several arguments have the same strides, or how another result was computed. Found by running each
+# operator of torch's databases, and backwards, on arguments of other strides: its results changed, or it raised.
 TRUSTS_STRIDES = FACTORS_BY_STRIDES | _overloads(
     *("native_group_norm", "native_group_norm_backward", "native_layer_norm_backward"),
     *("adaptive_max_pool3d_backward", "fractional_max_pool2d_backward", "fractional_max_pool3d_backward"),
     *("nll_loss2d_backward", "_pdist_forward", "_pdist_backward", "mkldnn_rnn_layer", "mkldnn_rnn_layer_backward"),
 )
-# They trust that the last dimension is dense, which the functions of torch ask before they call them. That of a value
-# is where that of its handle is: it is a copy, or it is a result of the same operator.
+# They trust that the last dimension is dense, which the functions of torch check before they call them. It is dense in
+# a value if it is in the handle: the value is a copy, or a result of the same operator.
 TRUSTS_LAST_STRIDE = _overloads(
     "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention_for_cpu_backward"
 )
@@ -109,9 +108,9 @@ ALIGNED_BIAS: Mapping[Any, int] = {
 
 # They choose a kernel by sizes.
 CHOOSES_KERNEL_BY_SIZE = _overloads("convolution", "convolution_backward")
-# They give a bool or a number that depends on the values of tensors.
+# They return a bool or a number that depends on tensor values.
 ANSWERS_BY_DATA = _overloads("equal", "allclose", "_local_scalar_dense")
-# They broadcast their arguments, besides the elementwise operators.
+# They broadcast their arguments, as elementwise operators do.
 BROADCASTS = _overloads("expand", "copy_", "copy", "normal.Tensor_Tensor", "normal_functional")
 # They read a tensor's size, dtype and device, and not its values.
 READS_METADATA_ONLY = _overloads(
@@ -119,7 +118,7 @@ READS_METADATA_ONLY = _overloads(
 )
 # In training they read the values of the running statistics only to update them.
 UPDATES_STATISTICS = _overloads("_native_batch_norm_legit_functional", "native_batch_norm_backward")
-# With grad mode on their kernels give a backward its workspace, and else None.
+# In grad mode their kernels return the workspace of the backward, else None.
 WORKSPACE_IN_GRAD_MODE = _overloads("mkldnn_rnn_layer")
 
 # Writes
@@ -129,18 +128,18 @@ WRITES_PART = _overloads(
     *("index_copy", "index_put", "index_add", "index_fill.int_Scalar", "scatter.src", "scatter.value", "scatter_add"),
     "masked_fill.Scalar",
 )
-# Applied twice they do what they do applied once: an element may be reached any number of times.
+# Applied twice they do the same as once, so an element may be reached any number of times.
 IDEMPOTENT = _packets(
     *("abs_", "ceil_", "clamp_", "clamp_max_", "clamp_min_", "copy_", "fill_", "floor_", "nan_to_num_", "relu_"),
     *("round_", "sgn_", "sign_", "trunc_", "zero_"),
 )
-# Of the writes to an expanded tensor that eager lets through, these leave the same at all positions of an element.
+# Writes to an expanded tensor that eager allows and that write the same at all positions of an element.
 WRITES_ALIKE_EVERYWHERE = IDEMPOTENT | _packets("masked_fill_")
 # Elementwise writes without the tag that says so.
 WRITES_BY_ELEMENT = _overloads("bernoulli_.Tensor", "copy_", "masked_fill_.Tensor")
-# Their kernels take the value out of its tensor, or copy it, before they write.
+# Their kernels read the value from its tensor, or copy it, before they write.
 READS_VALUE_FIRST = _overloads("fill_.Tensor", "index_fill_.int_Tensor", "masked_fill_.Tensor")
-# Of an element and itself they compute the element, whatever it is; the second set of bools alone.
+# Of an element and itself they compute the element; those of the second set only of bools.
 KEEPS_EQUAL = _packets(
     *("bitwise_and_", "bitwise_or_", "clamp_max_", "clamp_min_", "copy_", "_foreach_clamp_max_"),
     *("_foreach_clamp_min_", "_foreach_copy_", "_foreach_maximum_", "_foreach_minimum_"),
@@ -152,9 +151,9 @@ READS_WHAT_IT_WROTE = _packets(
     *("avg_pool2d", "avg_pool3d", "bmm", "dot", "linalg_ldl_solve", "linalg_solve_triangular", "linear"),
     *("max_pool2d_with_indices", "max_pool3d_with_indices", "mm", "mv", "ormqr", "vdot"),
 )
-# Of complex numbers they compute complex ones, and copy their real part to an `out=` that is contiguous where resized.
+# For complex numbers they compute complex ones, and copy the real part to `out=`, which is contiguous if resized.
 COPIES_TO_OUT = _overloads("abs.out", "angle.out")
-# Multiplications by a number which their variants in place round to the dtype of the tensor: the same with a tensor.
+# Multiplications by a number, which their in-place variants round to the tensor's dtype: the overload for a tensor.
 BY_TENSOR: Mapping[Any, Any] = {
     overload("aten::_foreach_mul.Scalar"): overload("aten::_foreach_mul.List"),
     overload("aten::_foreach_mul.ScalarList"): overload("aten::_foreach_mul.List"),
@@ -184,7 +183,7 @@ _FILLS_ALIKE = _overloads(
 DRAWS_TO_FILL = _FILLS_ALIKE | _overloads("rand_like", "randn_like", "randint_like", "randint_like.low_dtype")
 # Random operators whose variants in place draw the same numbers with the same arguments.
 FILLS = _FILLS_ALIKE | _overloads("bernoulli.p")
-# Random operators that take a size, and draw what one in place writes that gets no arguments.
+# Random operators that take a size, and draw what an in-place operator without arguments writes.
 FILLS_AS: Mapping[Any, Any] = {
     **dict.fromkeys(_overloads("rand", "rand.generator", "rand_like"), overload("aten::uniform_")),
     **dict.fromkeys(_overloads("randn", "randn.generator", "randn_like"), overload("aten::normal_")),

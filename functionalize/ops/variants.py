@@ -1,4 +1,4 @@
-"""Which operator does the same as another one in another way: copies for a view, in place, as a view.
+"""Counterparts of an operator: the copy of a view, the view of a copy, the operator in place.
 
 In: an operator. Out: its counterpart as an OpOverload, or None. Guarantees: derived from the tables and from schemas,
 so that a counterpart takes the operator's arguments in their order, less what a function's docstring says. Limits: what
@@ -20,7 +20,7 @@ from functionalize.ops.tables import OpOverload
 
 @functools.cache
 def copying(op: Any) -> Any:
-    """The operator that computes a view's value without aliasing; of others the operator itself.
+    """The operator that computes a view's value without aliasing; for others the operator itself.
 
     Example:
         >>> copying(torch.ops.aten.t.default), copying(torch.ops.aten.add.Tensor)
@@ -32,7 +32,7 @@ def copying(op: Any) -> Any:
 
 @functools.cache
 def view_of(op: Any) -> Any:
-    """The view that an operator computes a copy of; None where it is not such a copy.
+    """The view that an operator computes a copy of; None if it does not compute one.
 
     Example:
         >>> view_of(torch.ops.aten.select_copy.int)
@@ -47,7 +47,7 @@ def view_of(op: Any) -> Any:
 
 @functools.cache
 def in_place_of(op: Any) -> Any:
-    """The operator in place whose functional variant an operator is; None where there is none.
+    """The operator in place whose functional variant an operator is, or None.
 
     Example:
         >>> in_place_of(torch.ops.aten.normal_functional.default)
@@ -60,9 +60,9 @@ def in_place_of(op: Any) -> Any:
 
 @functools.cache
 def written_view(op: Any) -> Any:
-    """The view whose part of a copy an operator like `select_scatter` writes; None of others.
+    """The view through which an operator like `select_scatter` writes to a copy; None for others.
 
-    The view takes the arguments that follow the value. Of `as_strided_scatter`, too, None: it addresses a storage.
+    The view takes the arguments that follow the value. None for `as_strided_scatter` too: it addresses a storage.
     """
     base, is_scatter, _ = op.name().partition("_scatter") if isinstance(op, OpOverload) else ("", "", "")
     if not is_scatter or offset_argument(op) is not None:
@@ -76,7 +76,7 @@ def written_view(op: Any) -> Any:
 
 @functools.cache
 def offset_argument(op: Any) -> int | None:
-    """The position of the argument that says where in a storage an operator begins; None where it has no such argument.
+    """The position of the argument that says where in a storage an operator begins; or None.
 
     Example:
         >>> offset_argument(torch.ops.aten.as_strided_scatter.default)
@@ -87,6 +87,6 @@ def offset_argument(op: Any) -> int | None:
 
 
 def _overloads(namespace: str, name: str) -> Iterator[Any]:
-    """The overloads of an operator, if there is one of the name."""
+    """The overloads of the operator of a name; empty if the name has no operator."""
     packet = getattr(getattr(torch.ops, namespace), name, None)
     return (getattr(packet, overload) for overload in ([] if packet is None else packet.overloads()))

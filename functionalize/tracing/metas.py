@@ -223,7 +223,7 @@ METAS: Mapping[Any, Callable[..., Any]] = {  # what one gives is NotImplemented 
     **{
         op: _stepped(op) for op in traits.STEPS_OF_OPTIMIZERS
     },  # torch has no meta kernel, and others do not run on symbols
-    **{op: _dense(op) for op in traits.LAID_OUT_DENSELY},
+    **{op: _dense(op) for op in traits.GIVES_DENSE},
     **{getattr(aten, call.__name__).default: _interpolated for call in INTERPOLATIONS},
     **{getattr(aten, f"{call.__name__}_backward").default: _interpolated_backward for call in INTERPOLATIONS},
     **dict.fromkeys((aten.logaddexp.default, aten.logaddexp2.default), torch.add),
