@@ -1,4 +1,4 @@
-"""Is a graph free of mutations, and of views if asked for, but for its write-backs?
+"""Checks that a graph has no mutations, and no views if asked for, except for its write-backs.
 
 Invariant: the graph is only read. Limits: ATen (and custom) operators are judged by their table rows, so the graph must
 come from `make_fx`, `torch.export` or the like, not from `torch.fx.symbolic_trace`.
@@ -65,7 +65,7 @@ def assert_functional(gm: GraphModule, remove: str = "mutations") -> None:
 
 
 def _offences(gm: GraphModule, name: str, remove: str, *, may_write_back: bool) -> Iterator[str]:
-    """The nodes that should not be there: where each stands, and the rule that it breaks."""
+    """The nodes that the graph must not contain, in words: where each is, and the rule that it breaks."""
     tail = _epilogue(gm, remove) if may_write_back else []
     in_tail = {node for node in tail if _is_write_back(node)}
     yield from (_offence(node, name, reason) for node, reason in _late_reads(tail))
@@ -89,7 +89,7 @@ def _offence(node: Node, graph: str, reason: str) -> str:
 
 
 def _epilogue(gm: GraphModule, remove: str) -> list[Node]:
-    """The trailing nodes that are write-backs; between them sizes, and views (re-aliased outputs) if they may stay."""
+    """The trailing nodes that are write-backs; between them sizes, and views (re-aliased outputs) if allowed."""
     tail: list[Node] = []
     for node in reversed(list(gm.graph.nodes)[:-1]):
         re_aliases = remove == "mutations" and node.op == "call_function" and _views(node.target)
@@ -120,7 +120,7 @@ def _views(op: Any) -> bool:
 def _late_reads(tail: Sequence[Node]) -> Iterator[tuple[Node, str]]:
     """Write-backs whose source is an input that an earlier write-back has overwritten.
 
-    `set_` reads no data: it has an input share the memory of another, whatever that holds by then.
+    `set_` reads no data: it makes an input share the memory of another, whatever that holds by then.
     """
     written: set[Node] = set()
     for node in filter(_is_write_back, tail):
@@ -133,7 +133,7 @@ def _late_reads(tail: Sequence[Node]) -> Iterator[tuple[Node, str]]:
 
 
 def _judge(node: Node, remove: str) -> str | None:
-    """Why a node may not stand in a functional graph, or None."""
+    """Why a functional graph may not contain a node, or None."""
     if node.op in ("placeholder", "get_attr", "output"):
         return None
     if node.op != "call_function":
@@ -158,10 +158,10 @@ def _judge_operator(node: Node, op: OpOverload, remove: str) -> str | None:
 
 
 def _written_by(node: Node, op: OpOverload) -> list[str]:
-    """The arguments that this very call writes. A schema that admits to write is believed.
+    """The arguments that this call writes. A schema that declares a write is trusted.
 
-    `native_batch_norm` and its kin write their running statistics although their schema denies it, and do so
-    only in training and only when they are given some.
+    `native_batch_norm` and its variants write their running statistics although their schema does not declare it,
+    but only in training and only if they get some.
     """
     row = tables.row(op)
     if row.kind is Kind.FUNCTIONAL:
@@ -169,11 +169,11 @@ def _written_by(node: Node, op: OpOverload) -> list[str]:
     if op._schema.is_mutable:
         return [written.name for written in row.written] or ["its arguments"]
     names = [argument.name for argument in op._schema.arguments]
-    given = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+    arguments = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
     return [
         written.name
         for written in row.written
-        if given.get(written.name) is not None and (written.when is None or given.get(written.when, True))
+        if arguments.get(written.name) is not None and (written.when is None or arguments.get(written.when, True))
     ]
 
 

@@ -1,4 +1,4 @@
-"""Does a transformed function do for its caller what the eager one does: what can be seen of calls, how two differ.
+"""Compares a transformed function with the eager one: what a caller can see of a call, and how two calls differ.
 
 Invariant: both run on copies of the inputs, which share storage exactly where the inputs do, under the same seed.
 Limits: what the caller can see of one call; aliasing is compared by storage, so tensors without a strided storage
@@ -80,10 +80,10 @@ def assert_equivalent(
         transformed = torch.no_grad()(graph)  # gradients are nodes of it; it writes back to leaves
     actual = observe(transformed, clone_inputs(inputs), seed)
     aliasing = graph is None if aliasing is None else aliasing
-    found = list(differences(expected, actual, strides=strides, aliasing=aliasing, rtol=rtol, atol=atol))
-    if found:
+    lines = list(differences(expected, actual, strides=strides, aliasing=aliasing, rtol=rtol, atol=atol))
+    if lines:
         name = getattr(func, "__name__", repr(func))
-        listed = "\n".join(f"  {line}" for line in found)
+        listed = "\n".join(f"  {line}" for line in lines)
         raise NotEquivalentError(f"`{name}` and its transform differ:\n{listed}") from actual.error
     return graph
 
@@ -119,7 +119,7 @@ def differences(
     rtol: float | None,
     atol: float | None,
 ) -> Iterator[str]:
-    """In what two observations differ, in words; nothing when a caller could not tell them apart."""
+    """How two observations differ, in words; nothing if a caller cannot distinguish them."""
     if expected.error is not None or actual.error is not None:
         if not raises_alike(expected.error, actual.error):
             yield f"exception: {_error_text(actual.error)}, eager gives {_error_text(expected.error)}"
@@ -139,9 +139,9 @@ def differences(
 
 
 def raises_alike(expected: Exception | None, actual: Exception | None) -> bool:
-    """Whether an error stands for eager's: by its class, or by its text where it is an error of this package.
+    """Whether an error equals eager's: by its class, or by its text if it is an error of this package.
 
-    A refusal of ours is a `RuntimeError`, as most errors of eager are, and says something else.
+    An error of this package is a `RuntimeError`, like most errors of eager, but has another meaning.
     """
     if expected is None or actual is None:
         return expected is actual
@@ -157,7 +157,7 @@ def _error_text(error: Exception | None) -> str:
 def leaf_differences(
     want: Any, got: Any, *, strides: bool, rtol: float | None = None, atol: float | None = None
 ) -> Iterator[str]:
-    """In what two results of a function differ, in words; nothing when they agree. NaN equals NaN."""
+    """How two results of a function differ, in words; nothing if they agree. NaN equals NaN."""
     if not isinstance(want, torch.Tensor) or not isinstance(got, torch.Tensor):
         same = want is got or want == got or (want != want and got != got)
         if type(want) is not type(got) or not same:
@@ -196,7 +196,7 @@ def _is_leaf(tensor: torch.Tensor) -> bool:
 
 
 def _real_strides(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Strides along dimensions that have any; no element is ever addressed through the others."""
+    """Strides along dimensions of more than one position; the strides of other dimensions address no element."""
     if tensor.numel() == 0:
         return ()
     return tuple(stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1)
@@ -214,15 +214,15 @@ def _aliasing_differences(expected: Observation, actual: Observation) -> Iterato
 
 def _groups(seen: Observation, key: Callable[[torch.Tensor], int]) -> set[tuple[str, ...]]:
     groups: dict[int, list[str]] = {}
-    for kind, leaves in (("input", seen.inputs), ("output", seen.outputs)):
+    for role, leaves in (("input", seen.inputs), ("output", seen.outputs)):
         for number, leaf in enumerate(leaves):
             if isinstance(leaf, torch.Tensor):
-                groups.setdefault(key(leaf), []).append(f"{kind} {number}")
+                groups.setdefault(key(leaf), []).append(f"{role} {number}")
     return {tuple(group) for group in groups.values() if len(group) > 1}
 
 
 def _storage_key(tensor: torch.Tensor) -> int:
-    """A number that two tensors have in common if they share memory; empty and sparse tensors share none."""
+    """A key that two tensors have in common if they share memory; empty and sparse tensors share no memory."""
     if tensor.layout is not torch.strided or is_zero_tensor(tensor) or tensor.untyped_storage().nbytes() == 0:
         return -id(tensor)
     return tensor.untyped_storage().data_ptr()
@@ -265,6 +265,6 @@ def _clone_tensor(tensor: torch.Tensor, storages: dict[int, torch.UntypedStorage
         return tensor.clone()
     key = _storage_key(tensor)
     copy = copy_of_memory(tensor, storages.get(key))
-    if key >= 0:  # else it is the number of a tensor object that may be gone when the next is looked at
+    if key >= 0:  # a negative key is the id of a tensor object, which another may get once that is freed
         storages[key] = copy.untyped_storage()
     return copy
