@@ -16,7 +16,7 @@ Functions:
 
 Classes:
     CapturedProgram             what capture returns: call it, read its graph, export it
-    Guard                       what calls are compared with (program.guards)
+    Guard                       a condition that a call must meet (program.guards)
     Mutation                    a write to an input or to state (program.mutations)
     Variant                     a graph for calls that take the same branches (program.variants)
 

@@ -1,7 +1,7 @@
-"""Whose code called us, read off the stack.
+"""Finds the user's code on the stack, and the line of it that runs.
 
-Invariant: a frame is only looked at; that of a scope is held while it runs, and no longer. Limits: code from text that
-has no name of its own (`exec`, `python -c`) is a program's, yet no line of it is named.
+Invariant: frames are only read; only the frame of a scope is held, while the scope runs. Limits: code from text without
+a file name (`exec`, `python -c`) counts as the program's, but its lines are not named.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _TORCH = f"{Path(torch.__file__).parent}/"
 _GENERATED = tuple(f"<{name}" for name in ("frozen ", "eval_with_key", "lambdifygenerated", "attrs generated"))
 _RUNNERS = (contextlib.__file__, threading.__file__)
 _UNNAMED = "<string>"  # of `exec`: as methods of dataclasses, too
-_LIBRARIES = tuple(f"{_TORCH}{part}/" for part in ("nn", "optim"))  # torch's code that programs are written with
+_LIBRARIES = tuple(f"{_TORCH}{part}/" for part in ("nn", "optim"))  # parts of torch that programs are written with
 
 
 _ENTRY = re.compile(r'File "(.+)", line (\d+), in (.+)((?:\n(?! *File ).*)?)')  # of a stack trace
@@ -85,7 +85,7 @@ class Origin:
 
     @property
     def location(self) -> Location:
-        """The line of the innermost frame that is the user's; else the one that calls the program."""
+        """The line of the innermost frame that is the user's; else the line that calls the program."""
         return self._users_line or self._caller
 
     @property
@@ -95,7 +95,7 @@ class Origin:
 
     @property
     def _users_line(self) -> Location | None:
-        user = next((one for one in self.frames if _is_users(_CODES[one[0]].co_filename)), None)
+        user = next((position for position in self.frames if _is_users(_CODES[position[0]].co_filename)), None)
         if user is not None:
             return location_of(user)
         return None if isinstance(self.outer, Location) else self.outer._users_line
@@ -128,9 +128,9 @@ class Origin:
 
 
 class Scopes:
-    """Tells where a program is, at a cost that does not grow with the depth of its calls.
+    """Finds where a program is, at a cost that does not grow with the depth of its calls.
 
-    The frames outside of a scope are looked at once, when it is entered.
+    The frames outside a scope are read once, when it is entered.
     """
 
     def __init__(self, until: CodeType) -> None:
@@ -139,7 +139,7 @@ class Scopes:
         self._scopes: list[tuple[FrameType | None, Origin, dict[Positions, Origin]]] = [(None, self._base, {})]
 
     def enter(self, frame: FrameType) -> None:
-        """Begin a scope: what runs inside of a frame of the program's."""
+        """Begin a scope: what a frame of the program runs."""
         assert frame.f_back is not None
         self._scopes.append((frame, self._origin(frame.f_back), {}))
 
@@ -152,28 +152,28 @@ class Scopes:
         return self._origin(sys._getframe(1))
 
     def _origin(self, frame: FrameType | None) -> Origin:
-        scope, outer, known = self._scopes[-1]
-        found: list[tuple[int, int]] = []
+        scope, outer, origins = self._scopes[-1]
+        positions: list[tuple[int, int]] = []
         until = self._until
         while frame is not None:
             code = frame.f_code
             if _PROGRAMS[code.co_filename]:
-                found.append((id(code), frame.f_lasti))
+                positions.append((id(code), frame.f_lasti))
                 _CODES[id(code)] = code
                 if frame is scope:
                     break
-            elif code is until:  # another thread's scope, or none
+            elif code is until:  # the scope is another thread's, or there is no scope
                 outer = self._base
                 break
             frame = frame.f_back
-        frames = tuple(found)
-        origin = known.get(frames)
+        frames = tuple(positions)
+        origin = origins.get(frames)
         if origin is None or origin.outer is not outer:
-            origin = known[frames] = Origin(frames, outer)
+            origin = origins[frames] = Origin(frames, outer)
         return origin
 
 
-# By identity: the hash of a code object is computed again each time, over all that it consists of.
+# By identity: the hash of a code object is computed from all its parts each time.
 _CODES: dict[int, CodeType] = {}
 
 
@@ -197,8 +197,8 @@ def line_of_trace(trace: str | None) -> str:
     >>> line_of_trace('  File "model.py", line 7, in forward\n    return x.sum()')
     'model.py:7 in forward: return x.sum()'
     """
-    found = _ENTRY.findall(trace or "")
-    users = [entry for entry in found if _is_users(entry[0])] or found
+    entries = _ENTRY.findall(trace or "")
+    users = [entry for entry in entries if _is_users(entry[0])] or entries
     if not users:
         return "unknown"
     file, line, function, source = users[-1]
@@ -207,11 +207,11 @@ def line_of_trace(trace: str | None) -> str:
 
 def decisive_line(error: BaseException) -> str:
     """The innermost line of the user's code, or of the libraries that it is written with, in an error's traceback."""
-    found = "unknown"
+    decisive = "unknown"
     for frame, line in traceback.walk_tb(error.__traceback__):
         if _PROGRAMS[frame.f_code.co_filename]:
-            found = str(Location(frame.f_code.co_filename, line, frame.f_code.co_name))
-    return found
+            decisive = str(Location(frame.f_code.co_filename, line, frame.f_code.co_name))
+    return decisive
 
 
 def is_of_program(code: CodeType) -> bool:
@@ -227,7 +227,7 @@ def raised_by_program(error: BaseException) -> bool:
 
 @cache
 def _is_users(file: str) -> bool:
-    """Whether code is neither torch's nor ours, nor of those modules of Python's that run what they are given."""
+    """Whether code is neither torch's nor ours, nor of Python's modules that run functions of others."""
     return not file.startswith((_OWN, _TORCH, _UNNAMED, *_GENERATED, *_RUNNERS))
 
 
@@ -242,4 +242,4 @@ class _Programs(dict[str, bool]):
         return users
 
 
-_PROGRAMS = _Programs()  # a dict: each frame of each op is asked about
+_PROGRAMS = _Programs()  # a dict, as each frame of each op is looked up

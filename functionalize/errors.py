@@ -173,9 +173,9 @@ def check_choice(name: str, value: str, choices: tuple[str, str]) -> None:
 
 
 def variable_of(tensor: torch.Tensor) -> str | None:
-    """The local variable that the running program has a tensor in: quickly found, unlike what else `name_of` tells."""
-    found = (name for frame in user_frames() for name, bound in frame.f_locals.items() if bound is tensor)
-    name = next(found, None)
+    """The local variable of the running program that holds a tensor, or None; faster than `name_of`."""
+    names = (name for frame in user_frames() for name, bound in frame.f_locals.items() if bound is tensor)
+    name = next(names, None)
     return None if name is None else f"`{name}`"
 
 

@@ -1,10 +1,10 @@
-"""Names of the process that are replaced for a while: the only module that replaces any.
+"""Replaces names of the process for a while. No other module replaces any.
 
-In: rows, each of which says what is found instead of a name of a module, a class or a dict of globals. Out: a context
-manager. While it is entered, its thread finds the replacements, and other threads find the originals.
+In: rows, each with a name of a module, a class or a dict of globals, and its replacement. Out: a context manager, in
+which its thread sees the replacements, and other threads see the originals.
 
-Invariant: when nobody replaces a name any more, it is as it was, also after an interrupt, and in whatever order several
-threads began and ended. Limits: a row with ``shared`` is found by all threads, and must tell them apart by itself.
+Invariant: a name that is no longer replaced has its original value, also after an interrupt, and in whatever order
+several threads began and ended. Limits: all threads see a row with ``shared``, which must distinguish them by itself.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from typing import Any
 
 from functionalize.uninterrupted import uninterrupted
 
-ABSENT: Any = object()  # what is found where a name is not
+ABSENT: Any = object()  # the value of a name that does not exist
 
 
 @dataclass(frozen=True, eq=False)
 class Patch:
-    """One name, and what is found instead.
+    """One name, and its replacement.
 
-    ``make`` gets what this thread finds there now, ``ABSENT`` where it finds nothing. A replaced function of a module
+    ``make`` gets the value that this thread sees now, ``ABSENT`` if it sees no value. A replaced function of a module
     is called through one more frame; a replaced method is not.
     """
 
     owner: Any  # a module, a class, a function, or a dict of globals
     name: str
     make: Callable[[Any], Any]
-    shared: bool = False  # whether all threads find it
+    shared: bool = False  # whether all threads see it
 
     @classmethod
     def by(cls, value: Any, owner: Any, name: str, *, shared: bool = False) -> Patch:
-        """A name that is replaced by a value, whatever is found there."""
+        """A name that is replaced by a value, whatever its own value is."""
         return cls(owner, name, lambda _: value, shared)
 
 
 class Patches:
-    """Rows that are installed together, for the thread that enters this.
+    """Rows that are installed together, for the thread that enters the context.
 
     Example:
         >>> import math
@@ -78,7 +78,7 @@ class Patches:
 
     @contextlib.contextmanager
     def suspended(self) -> Iterator[None]:
-        """While this thread finds the originals; nothing happens where the rows are not installed."""
+        """A context in which this thread sees the originals; does nothing unless the rows are installed."""
         if not self._installed:
             yield
             return
@@ -117,7 +117,7 @@ class Patches:
 
 
 class _Place:
-    """A name that is replaced: what is there by itself, and what each thread finds instead."""
+    """A name that is replaced: its own value, and the replacements of each thread."""
 
     def __init__(self, owner: Any, name: str) -> None:
         self.owner, self.name = owner, name
@@ -128,9 +128,9 @@ class _Place:
         self._dispatches = False
 
     def value(self, thread: int | None) -> Any:
-        """What a thread finds."""
-        found = self.replacements.get(thread)
-        return self.original if found is None else found[-1]
+        """The value that a thread sees."""
+        replacements = self.replacements.get(thread)
+        return self.original if replacements is None else replacements[-1]
 
     def install(self, user: Patches, thread: int | None, replacement: Any) -> None:
         self._users[thread] = (*self._users.get(thread, ()), user)
@@ -158,7 +158,7 @@ class _Place:
         self._users.pop(thread, None)
 
     def _dispatching(self) -> Any:
-        """What is installed: it finds what the thread that asks is to find."""
+        """The object to install: it uses the value that the calling thread sees."""
         find, thread_of = self.value, threading.get_ident
         if isinstance(self.owner, type):
             return _Attribute(self)
@@ -197,12 +197,12 @@ def _read(owner: Any, name: str) -> Any:
 
 
 def _inherited(owner: type, name: str) -> Any:
-    return next((vars(kind)[name] for kind in owner.__mro__ if name in vars(kind)), ABSENT)
+    return next((vars(base)[name] for base in owner.__mro__ if name in vars(base)), ABSENT)
 
 
 def _write(owner: Any, name: str, value: Any) -> None:
     if isinstance(owner, type) and name == "__class__":
-        # To assign it would give the class itself another class; what follows tells Python that the class has changed.
+        # An assignment would give the class itself another class. Setting `__doc__` makes Python see the change.
         _write(gc.get_referents(vars(owner))[0], name, value)
         owner.__doc__ = owner.__doc__
     elif isinstance(owner, dict):

@@ -1,4 +1,4 @@
-"""What something is computed from: nodes in graphs of FX, functions in autograd's."""
+"""Finds what results are computed from: nodes in FX graphs, functions in autograd's graph."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from torch.fx import Node
 
 
 def nodes_behind(ends: Iterable[object], through: Callable[[Node], bool] = lambda node: True) -> set[Node]:
-    """Nodes among the ``ends``, and what leads to them; only ``through`` some, if that is given."""
-    found, ahead = set[Node](), [end for end in ends if isinstance(end, Node)]
-    while ahead:
-        node = ahead.pop()
-        if node not in found and through(node):
-            found.add(node)
-            ahead += node.all_input_nodes
-    return found
+    """The nodes among ``ends`` and all that they are computed from; the search stops at nodes that fail ``through``."""
+    reached, pending = set[Node](), [end for end in ends if isinstance(end, Node)]
+    while pending:
+        node = pending.pop()
+        if node not in reached and through(node):
+            reached.add(node)
+            pending += node.all_input_nodes
+    return reached
 
 
 def functions_behind(ends: Iterable[Any], beyond: Container[Any] = ()) -> set[Any]:
-    """Autograd's functions of some tensors (``grad_fn``, or None), and what leads to them, but not ``beyond`` some."""
-    found, ahead = set[Any](), list(ends)
-    while ahead:
-        function = ahead.pop()
-        if function is not None and function not in found and function not in beyond:
-            found.add(function)
-            ahead += [following for following, _ in function.next_functions]
-    return found
+    """Autograd's functions of some tensors (``grad_fn``, or None) and all behind them, without those in ``beyond``."""
+    reached, pending = set[Any](), list(ends)
+    while pending:
+        function = pending.pop()
+        if function is not None and function not in reached and function not in beyond:
+            reached.add(function)
+            pending += [following for following, _ in function.next_functions]
+    return reached

@@ -1,6 +1,6 @@
-"""What puts things back runs to its end, also where the user interrupts it.
+"""Runs cleanup to its end, even if the user interrupts it.
 
-Invariant: what is run so may be run again from its beginning. Limits: an interrupt that comes in before it begins.
+Invariant: the cleanup may be run again from its beginning. Limits: an interrupt before it begins.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 
 def uninterrupted(undo: Callable[[], None]) -> None:
-    """Run a function until it was not interrupted; it may be run several times.
+    """Run a function, again after each interrupt, until it ends.
 
     Raises:
-        KeyboardInterrupt: the last one that came in meanwhile.
+        KeyboardInterrupt: the last interrupt, once the function has ended.
 
     Example:
         >>> uninterrupted([3].clear)
