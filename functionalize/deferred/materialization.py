@@ -19,7 +19,7 @@ from functionalize.aliasing.geometry import Layout
 from functionalize.deferred.recording import Cell, Recording
 from functionalize.deferred.shards.rules import Window
 from functionalize.deferred.shards.sharding import in_own_memory
-from functionalize.deferred.shards.views import source_part
+from functionalize.deferred.shards.views import part_behind
 from functionalize.refusals.deferred import DEFERRED_LAYOUT, MATERIALIZED_INSIDE, NOT_DEFERRED, VIEW_OF_CONVERTED_DTYPE
 
 aten = torch.ops.aten
@@ -87,7 +87,7 @@ def shard_of(recording: Recording, tensor: FakeTensor, shard: Shard) -> torch.Te
         return made[1]  # type: ignore[no-any-return]
     recording.externals.check(cell.guards)
     layout = Layout.of(tensor)
-    source = None if layout.matches(cell.layout) else source_part(cell.layout, layout, window)
+    source = None if layout.matches(cell.layout) else part_behind(cell.layout, layout, window)
     if cell.made is not None:
         part = window.of(_real_tensor(tensor, cell).detach()).clone(memory_format=torch.contiguous_format)
     elif source is not None:

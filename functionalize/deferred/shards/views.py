@@ -25,7 +25,7 @@ class SourcePart:
     read: Callable[[torch.Tensor], torch.Tensor]
 
 
-def source_part(whole: Layout, view: Layout, window: Window) -> SourcePart | None:
+def part_behind(whole: Layout, view: Layout, window: Window) -> SourcePart | None:
     """The part of a contiguous tensor that has a part of a view of it; None where it would be most of the tensor."""
     strides = [math.prod(whole.size[dim + 1 :]) for dim in range(len(whole.size))]
     formats = {(layout.dtype, layout.conj, layout.neg) for layout in (whole, view)}
