@@ -31,20 +31,20 @@ def refuse_shared(context: FunctionalizationContext, handles: Sequence[Any], ret
     if context.borrowed is None:
         return
     written = [tensor for tensor, _ in (context.notes.constants or {}).values()]
-    found = context.borrowed.found(context.graph, handles, written)
-    arrays = [*context.borrowed.held, *pytree.tree_leaves(returned)] if found else []
-    for one in found:
-        owners = [array for array in arrays if _share(one, array)]
-        if owners or one.at is None or one.did == MISSES:
+    borrowed = context.borrowed.found(context.graph, handles, written)
+    arrays = [*context.borrowed.held, *pytree.tree_leaves(returned)] if borrowed else []
+    for use in borrowed:
+        owners = [array for array in arrays if _share(use, array)]
+        if owners or use.at is None or use.did == MISSES:
             access = access_to(owners[0], ARRAYS, large=True) if owners else None
             memory = access.name if access is not None else "an array or a file"
-            raise _REFUSED[one.did].error(one.at, did=one.did, size=tuple(one.tensor.size()), memory=memory)
+            raise _REFUSED[use.did].error(use.at, did=use.did, size=tuple(use.tensor.size()), memory=memory)
 
 
-def _share(one: Borrowed, array: Any) -> bool:
+def _share(use: Borrowed, array: Any) -> bool:
     access = access_to(array, ARRAYS, large=True)
     extent = None if access is None else access.extent(array)
-    return extent is not None and _of(one.tensor).meets(extent)
+    return extent is not None and _of(use.tensor).meets(extent)
 
 
 def _of(tensor: Any) -> Extent:

@@ -36,7 +36,7 @@ def code_put_back(settings: Settings) -> Iterator[None]:
     Raises:
         UnsupportedProgramError: the program changed code.
     """
-    places = [_place(one) for one in settings.found if type(one.container) is CodeOf]
+    places = [_place(setting) for setting in settings.found if type(setting.container) is CodeOf]
     changed = list[_Place]()
     try:
         yield
@@ -52,7 +52,7 @@ def _place(setting: Setting) -> _Place:
     if name in _SPECIAL:
         return _Place(setting, read(setting.container, setting.key), ((owner, getattr(owner, name, ABSENT)),))
     holders = type.__dict__["__mro__"].__get__(owner) if isinstance(owner, type) else (owner,)
-    held = tuple((one, vars(one).get(name, ABSENT)) for one in holders if hasattr(one, "__dict__"))
+    held = tuple((holder, vars(holder).get(name, ABSENT)) for holder in holders if hasattr(holder, "__dict__"))
     return _Place(setting, read(setting.container, setting.key), held)
 
 
@@ -64,8 +64,8 @@ def _name(setting: Setting) -> str:
 
 def _is_changed(place: _Place) -> bool:
     now = read(place.setting.container, place.setting.key)
-    made_anew = now is not read(place.setting.container, place.setting.key)  # for whoever asks
-    return now is not place.value and not made_anew
+    is_fresh = now is not read(place.setting.container, place.setting.key)  # for whoever asks
+    return now is not place.value and not is_fresh
 
 
 def _restore(places: Sequence[_Place]) -> None:
@@ -78,5 +78,5 @@ def _write(holder: Any, name: str, value: Any) -> None:
     if name in _SPECIAL:
         object.__setattr__(holder, name, value)
     elif vars(holder).get(name, ABSENT) is not value:
-        kind = type if isinstance(holder, type) else object
-        kind.__delattr__(holder, name) if value is ABSENT else kind.__setattr__(holder, name, value)
+        base = type if isinstance(holder, type) else object
+        base.__delattr__(holder, name) if value is ABSENT else base.__setattr__(holder, name, value)

@@ -33,13 +33,13 @@ class LineWanted(Exception):
 
 def _changing_line(is_changed: Callable[[], bool], run: Callable[[], object]) -> Location | None:
     """The first line of a program after which something is changed, the user's own rather than a library's."""
-    last, found = list[Location](), list[Location]()
+    last, changing = list[Location](), list[Location]()
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
-        if found:
+        if changing:
             return None
         if last and is_changed():
-            found.extend(last)
+            changing.extend(last)
             return None
         if event != "call":
             begun = frame.f_back if event == "return" else frame  # a line that has called may go on
@@ -59,7 +59,7 @@ def _changing_line(is_changed: Callable[[], bool], run: Callable[[], object]) ->
         pass  # of the program, which was refused before
     finally:
         sys.settrace(before)
-    return found[0] if found else None
+    return changing[0] if changing else None
 
 
 def _lines_of(frame: FrameType | None) -> Iterator[Location]:

@@ -4,7 +4,7 @@ While the program runs, others stand for them, which refuse whatever they are as
 is as it was.
 
 Invariant: after the run each is in its place, and has all that it had. Limits: iterators of classes that are walked, as
-they keep what comes next in attributes, are no matter of this module; files are none, as programs write to them.
+they keep what comes next in attributes, are not refused; neither are files, as programs write to them.
 """
 
 from __future__ import annotations
@@ -25,10 +25,12 @@ from functionalize.uninterrupted import uninterrupted
 
 def is_iterator(value: Any) -> bool:
     """Whether a value, of a class that is not walked, knows by itself what comes next."""
-    kind = type(value)  # other substitutes are not asked for their class
-    if kind in weakref.ProxyTypes:  # which have the methods of all objects
+    iterator_class = type(value)  # other substitutes are not asked for their class
+    if iterator_class in weakref.ProxyTypes:  # which have the methods of all objects
         return False
-    return issubclass(kind, Iterator) and not is_entered(kind) and not hasattr(kind, "write")
+    return (
+        issubclass(iterator_class, Iterator) and not is_entered(iterator_class) and not hasattr(iterator_class, "write")
+    )
 
 
 def refusal(value: Any, what: str) -> UnsupportedProgramError:
@@ -41,9 +43,9 @@ class Substitute:
 
     __slots__ = ("_of", "_refused", "_what")
 
-    def __init__(self, of: Any, slot: Slot, kind: str, refused: list[Exception]) -> None:
-        kind = "variable" if isinstance(slot.container, Variable) else f"{kind} or item"
-        self._of, self._what, self._refused = of, f"the {kind} `{slot.path}` of the program", refused
+    def __init__(self, of: Any, slot: Slot, place: str, refused: list[Exception]) -> None:
+        place = "variable" if isinstance(slot.container, Variable) else f"{place} or item"
+        self._of, self._what, self._refused = of, f"the {place} `{slot.path}` of the program", refused
 
     @property
     def __class__(self) -> Any:
@@ -84,10 +86,10 @@ def iterators_kept(state: StateWalk, arguments: StateWalk) -> Iterator[None]:
     refused = list[Exception]()
     places = [("attribute", slot) for slot in state.constants] + [("argument", slot) for slot in arguments.constants]
     entries = list[tuple[Slot, Any, Any]]()  # what was there, a tuple perhaps, and what is there instead
-    for kind, slot in places:
+    for place, slot in places:
         if is_iterator(slot.found()):
             before = entry(slot.container, slot.key)
-            slot.set(Substitute(slot.get(), slot, kind, refused))
+            slot.set(Substitute(slot.get(), slot, place, refused))
             entries.append((slot, before, entry(slot.container, slot.key)))
     try:
         yield

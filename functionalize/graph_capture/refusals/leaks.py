@@ -37,28 +37,28 @@ _STEPS = 4  # how far up an object's holders are looked for
 class Traced:
     """The tensors that one capture traced, without holding them."""
 
-    def __init__(self, nodes: Mapping[torch.Tensor, Any], given: Iterable[Any]) -> None:
-        """``nodes``: what each living tensor stands for; ``given``: tensors that were there before."""
-        self._nodes, self._given = nodes, set(map(id, given))
+    def __init__(self, nodes: Mapping[torch.Tensor, Any], earlier: Iterable[Any]) -> None:
+        """``nodes``: what each living tensor stands for; ``earlier``: tensors that were there before."""
+        self._nodes, self._earlier = nodes, set(map(id, earlier))
         self._first_hook = RemovableHandle.next_id
 
     def alive(self) -> list[tuple[torch.Tensor, Any]]:
         """Those that somebody holds, with what they stand for."""
         fakes = ((tensor, entry) for tensor, entry in self._nodes.items() if isinstance(tensor, FakeTensor))
-        return [(tensor, entry) for tensor, entry in fakes if id(tensor) not in self._given]
+        return [(tensor, entry) for tensor, entry in fakes if id(tensor) not in self._earlier]
 
     def empty_caches(self) -> None:
         """Empty the caches by arguments that hold some."""
-        known = set(map(id, self._nodes))
-        if known:
-            for cache in [one for one in gc.get_objects() if type(one) is _LRU_CACHE]:
-                if _reaches(cache, known):
+        traced = set(map(id, self._nodes))
+        if traced:
+            for cache in [value for value in gc.get_objects() if type(value) is _LRU_CACHE]:
+                if _reaches(cache, traced):
                     cache.cache_clear()
 
     def _kept(self) -> list[Any]:
         """Chains of what holds some, but for what is ours."""
-        found = _holders([tensor for tensor, _ in self.alive()])
-        return [chain for chain in _whole(found) if not any(map(_is_ours, chain))]
+        chains = _holders([tensor for tensor, _ in self.alive()])
+        return [chain for chain in _whole(chains) if not any(map(_is_ours, chain))]
 
     def _drop_hooks(self) -> None:
         """Drop the hooks on gradients that the run has registered; the rest are of what tensors stand in for."""
@@ -107,12 +107,12 @@ def take_back(written: Iterable[tuple[torch.Tensor, int]], constants: Iterable[t
         raise GRADIENT_LEFT_ELSEWHERE.error(size=tuple(left[0].size()))
 
 
-def _reaches(cache: Any, known: set[int]) -> bool:
+def _reaches(cache: Any, traced: set[int]) -> bool:
     """Whether a cache holds one of some objects, or a container of such."""
     fringe = [cache]
     for _ in range(_STEPS):
-        fringe = [part for one in fringe for part in gc.get_referents(one)]
-        if any(id(part) in known for part in fringe):
+        fringe = [part for holder in fringe for part in gc.get_referents(holder)]
+        if any(id(part) in traced for part in fringe):
             return True
         fringe = [part for part in fringe if isinstance(part, _PASSED) and not _is_global(part)]
     return False
@@ -127,15 +127,15 @@ def _line_of(entry: Any) -> object:
 
 def _holders(tensors: list[Any]) -> list[tuple[Any, ...]]:
     """What holds some tensors, what holds that, and so on a few steps up: chains that begin with a tensor."""
-    found: list[tuple[Any, ...]] = []
+    held_by: list[tuple[Any, ...]] = []
     chains: dict[int, tuple[Any, ...]] = {id(tensor): (tensor,) for tensor in tensors}
-    own: list[Any] = [found, chains, tensors]  # of ours, which hold what they look for
+    own: list[Any] = [held_by, chains, tensors]  # of ours, which hold what they look for
     seen, fringe = set(chains), tensors
     for _ in range(_STEPS):
         holders = gc.get_referrers(*fringe) if fringe else []
         below, fringe = set(map(id, fringe)), []
         own += [holders, fringe]
-        ignored = {id(own), *map(id, own), *map(id, chains.values()), *map(id, found)} | seen
+        ignored = {id(own), *map(id, own), *map(id, chains.values()), *map(id, held_by)} | seen
         for holder in holders:
             if id(holder) in ignored or isinstance(holder, _IGNORED):
                 continue
@@ -144,10 +144,10 @@ def _holders(tensors: list[Any]) -> list[tuple[Any, ...]]:
                 continue
             seen.add(id(holder))
             chains[id(holder)] = (*chains[id(part)], holder)
-            found.append(chains[id(holder)])
+            held_by.append(chains[id(holder)])
             if isinstance(holder, _PASSED) and not _is_global(holder):
                 fringe.append(holder)
-    return found
+    return held_by
 
 
 def _is_ours(holder: Any) -> bool:

@@ -1,8 +1,8 @@
 """What a program does to storages past tensors and operators: no mode sees it, and no call could do the same.
 
 Invariant: this is not about operators that resize (`resize_`, an `out=`). Limits: that a storage has another size
-when the program ends than when it began, where sizes are no symbols; what else is asked of storages raises by itself,
-as fake ones have no bytes.
+when the program ends than when it began, where sizes are not symbols; other reads of storages raise by themselves, as
+fake ones have no bytes.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from functionalize.refusals.writes import STORAGE_RESIZED
 from functionalize.transform.epilogue import Input
 
 
-def refuse_resized(graph: AliasGraph, entries: Sequence[Input], given: Sequence[torch.Tensor]) -> None:
+def refuse_resized(graph: AliasGraph, entries: Sequence[Input], handles: Sequence[torch.Tensor]) -> None:
     """Raise where a program, which has run, has resized the storage of an input, or freed that of what it gives.
 
-    ``entries``: its inputs as they were; ``given``: the tensors that the caller gets.
+    ``entries``: its inputs as they were; ``handles``: the tensors that the caller gets.
 
     Raises:
         UnsupportedProgramError: it has.
@@ -32,7 +32,7 @@ def refuse_resized(graph: AliasGraph, entries: Sequence[Input], given: Sequence[
         by_operator = base is not None and base.capacity is not None
         if not (by_operator or is_symbolic(tensor)) and storage_key(tensor) == entry.storage > 0:
             _refuse_if(partial(operator.ne, entry.capacity), tensor)
-    for tensor in given:
+    for tensor in handles:
         if storage_key(tensor) > 0 and not is_symbolic(tensor) and tensor.numel():
             _refuse_if(operator.not_, tensor)
 

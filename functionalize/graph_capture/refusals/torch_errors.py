@@ -72,9 +72,9 @@ _TORCH_ERRORS = (
     _TorchError("Values and compressed tensor instance need to be on the same device", COMPRESSED_SPARSE_MADE),
     _TorchError("np.ndarray of type numpy.object_", ARRAY_OF_NUMBERS),
     *(
-        _TorchError(text, NUMBER_AS_PLAIN, {"kind": kind})
-        for kind, plain in (("SymFloat", "float"), ("SymInt", "int"), ("SymBool", "bool"))
-        for text in (kind, f"Object of type {plain} is not JSON serializable")  # `json` names the class of the value
+        _TorchError(text, NUMBER_AS_PLAIN, {"kind": symbol})
+        for symbol, plain in (("SymFloat", "float"), ("SymInt", "int"), ("SymBool", "bool"))
+        for text in (symbol, f"Object of type {plain} is not JSON serializable")  # `json` names the class of the value
     ),
 )
 
@@ -117,10 +117,10 @@ def of_derivative(error: Exception, order: int) -> Exception:
 
 def forget_frames(error: BaseException) -> None:
     """Have an error that is kept hold nothing of the run that raised it: its message says where that was."""
-    known: BaseException | None = error
-    while known is not None and known.__traceback__ is not None:
-        known.__traceback__ = None
-        known = known.__cause__ or known.__context__
+    cause: BaseException | None = error
+    while cause is not None and cause.__traceback__ is not None:
+        cause.__traceback__ = None
+        cause = cause.__cause__ or cause.__context__
 
 
 # What a program asks of an input, where a fake tensor answers differently.
