@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any
 
 import torch
@@ -31,20 +30,26 @@ class ObjectSource:
 
     value: Any  # as it was resolved last
     slots: list[Slot] = field(default_factory=list)  # in the order in which a walk met them
-    containers: list[ContainerSource] = field(default_factory=list)  # that it consists of
+    containers: list[ContainerSource] = field(default_factory=list)  # that it consists of; then those of its code
     is_fixed: bool = False  # whether no other object may take its place
 
     def __repr__(self) -> str:
         return f"<{type(self.value).__name__}>"
 
     def resolve(self) -> Resolved | None:
-        """Have this be the object that sits in the first slot now, if that is of the same class; what it was before."""
-        now = self.value if self.is_fixed or not self.slots else self.slots[0].found()
-        if now is self.value or type(now) is not type(self.value):
+        """If the object is in no slot any more, have this be what is in the first, if its class is the same.
+
+        Returns what it was before; None if it stays.
+        """
+        if self.is_fixed or not self.slots or any(slot.found() is self.value for slot in self.slots):
             return None
-        containers = [held.of(now) for held in self.containers]
+        now = self.slots[0].found()
+        if type(now) is not type(self.value):
+            return None
         before = Resolved(self, self.value, [held.container for held in self.containers])
-        if any(container is ABSENT for container in containers):
+        containers = [container for container, _ in entries_of(now)][: len(before.containers)]
+        containers += (CodeOf(now, code) for code in before.containers[len(containers) :])
+        if list(map(type, containers)) != list(map(type, before.containers)):
             return None
         Resolved(self, now, containers).apply()
         return before
@@ -72,13 +77,6 @@ class ContainerSource:
     container: Container  # as it was resolved last
     path: str = ""
     owner: ObjectSource | None = None  # None of a root
-    index: int = 0  # among the containers of such an object
-
-    def of(self, value: Any) -> Container:
-        """The container of another object that corresponds to this one; ``ABSENT`` if there is none."""
-        if type(self.container) is CodeOf:
-            return CodeOf(value, self.container)
-        return next(islice((container for container, _ in entries_of(value)), self.index, None), ABSENT)
 
 
 @dataclass(slots=True, eq=False)

@@ -192,8 +192,8 @@ class StateWalk:
             self.modules[id(value)] = path
         holds = module or isinstance(value, torch.optim.Optimizer)
         self._holders += holds
-        for index, (container, keys) in enumerate(entries_of(value)):
-            source = ContainerSource(container, path, owner, index)
+        for container, keys in entries_of(value):
+            source = ContainerSource(container, path, owner)
             owner.containers.append(source)
             self.containers[id(container)] = source
             if len(keys) > 1 and _is_ordered(value, container, module):
