@@ -104,10 +104,10 @@ class NotDeferredError(DeferredError, ValueError):
 class InputMismatchError(ValueError):
     """A captured program was called with inputs that it was not captured for; the message says with which."""
 
-    def __init__(self, what: str, *, hint: str, container: object = None) -> None:
-        """``container``: what the value sits in, of Python state."""
+    def __init__(self, what: str, *, hint: str, containers: Sequence[object] = ()) -> None:
+        """``containers``: what the values sit in, of Python state."""
         super().__init__(f"{what}\n    try  {hint}")
-        self.container = container
+        self.containers = containers
 
 
 class StateMismatchError(InputMismatchError):
@@ -117,9 +117,9 @@ class StateMismatchError(InputMismatchError):
 class NumberMismatchError(StateMismatchError):
     """A captured program found another number in Python state: a new capture may make the number an input."""
 
-    def __init__(self, what: str, *, hint: str, container: object = None, key: object = None) -> None:
+    def __init__(self, what: str, *, hint: str, containers: Sequence[object] = (), key: object = None) -> None:
         """``key``: where in the container the number is."""
-        super().__init__(what, hint=hint, container=container)
+        super().__init__(what, hint=hint, containers=containers)
         self.key = key
 
 

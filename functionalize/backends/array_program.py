@@ -28,7 +28,7 @@ from functionalize.backends.new_values import changes_metadata, unlike_arrays, w
 from functionalize.backends.shared_memory import check_one_value, passed_state, with_shared_memory
 from functionalize.backends.stopped_gradients import stopped_gradients
 from functionalize.errors import DataDependentError, UnsupportedProgramError
-from functionalize.python_state.reconstruct import GraphNumber, Maker, Seen, tensors_in
+from functionalize.python_state.reconstruct import GraphNumber, Maker, Walked, tensors_in
 from functionalize.runtime.arguments import CallArguments
 from functionalize.runtime.calls.specialization import Specialization
 from functionalize.runtime.decisions import same_answer
@@ -348,7 +348,7 @@ class ArrayProgram:
         results: Sequence[Any],
         state: Mapping[str, Any],
         passed: Mapping[int, Any] = MappingProxyType({}),
-        arguments: Sequence[Seen] = (),
+        arguments: Sequence[Walked] = (),
     ) -> Any:
         """What the program returns, of tuples, lists and dicts; objects come as dicts of what in them is an array.
 

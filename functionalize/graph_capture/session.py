@@ -215,7 +215,7 @@ class CaptureSession(RecordingSession):
         self._provenance.write(recorded.graph)
         self._numbers.check()
         self._attributes.check_given()
-        refuse_changes_inside(inputs.settings)
+        refuse_changes_inside(inputs.python_guards)
         return recorded
 
     def _recorded_on_fakes(self) -> Recorded:
@@ -280,7 +280,7 @@ class CaptureSession(RecordingSession):
             self._numbers.place()
             self.states[0].begin()
         inputs = self._inputs
-        steps, code = self._steps.noted(), code_put_back(inputs.settings)
+        steps, code = self._steps.noted(), code_put_back(inputs.python_guards)
         try:
             with steps, code, iterators_kept(inputs.state, inputs.arguments):
                 return self._program(*inputs.args, **inputs.kwargs)
@@ -321,7 +321,7 @@ class CaptureSession(RecordingSession):
         matter = not supposed and leaves_new
         assumptions = Assumptions(
             self._modes,
-            inputs.settings,
+            inputs.python_guards,
             inputs.state,
             inputs.call,
             [e.value.of if isinstance(e.value, MissingGradient) else e.value for e in inputs.inputs],

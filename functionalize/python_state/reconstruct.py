@@ -9,19 +9,23 @@ call, and that nothing of a trace is held. Limits: neither ``__init__`` nor othe
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from functionalize.python_state.slots import ObjectSource
+from functionalize.python_state.slots import ContainerSource, ObjectSource
 
 
-class Seen(Protocol):
-    """Objects that were walked."""
+class Walked(Protocol):
+    """Objects that were walked, in order."""
+
+    @property
+    def containers(self) -> Mapping[int, ContainerSource]:
+        """What their values sit in."""
 
     @property
     def objects(self) -> Sequence[ObjectSource]:
-        """The objects, in order."""
+        """The objects."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +94,7 @@ class Maker:
     """Makes the objects of one call."""
 
     def __init__(
-        self, states: Sequence[Seen], tensor: Callable[[Any], Any], results: Sequence[Any], numbers: Sequence[int]
+        self, states: Sequence[Walked], tensor: Callable[[Any], Any], results: Sequence[Any], numbers: Sequence[int]
     ) -> None:
         """``tensor``: what the call has for the number of one; ``numbers``: the ``results`` that objects hold."""
         self._states, self._tensor, self._results, self._numbers = states, tensor, results, numbers

@@ -20,12 +20,12 @@ from functionalize.backends.export.example_call import ExampleCall
 from functionalize.backends.export.shared_places import GraphValue, Place, SharedPlaces, place_in
 from functionalize.errors import UnsupportedExportError
 from functionalize.python_state.containers import ABSENT, MAPPINGS, assign, copy_of, unchanged
-from functionalize.python_state.reconstruct import Maker
+from functionalize.python_state.reconstruct import Maker, Walked
 from functionalize.python_state.slots import NumberSlot, Slot, is_number
 from functionalize.python_state.snapshot import frozen, same
 from functionalize.python_state.walk import StateWalk, joined
 from functionalize.runtime.metadata import AliasKind, ProgramMetadata
-from functionalize.runtime.outputs.side_effects import SideEffect, Walked
+from functionalize.runtime.outputs.side_effects import SideEffect
 from functionalize.uninterrupted import uninterrupted
 
 _OF_STATE = (

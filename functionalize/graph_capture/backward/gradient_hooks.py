@@ -43,7 +43,7 @@ def install_hooks(inputs: Iterable[TracedInput]) -> None:
 
 
 @contextlib.contextmanager
-def apart(inputs: Sequence[TracedInput], asked: Questions) -> Iterator[None]:
+def hooks_suspended(inputs: Sequence[TracedInput], asked: Questions) -> Iterator[None]:
     """Where gradients are taken that the program does not take itself: ``asked`` does not hear of them.
 
     The hooks that substitutes share with what they stand for do not run: they will when a call is differentiated.
@@ -59,7 +59,7 @@ def apart(inputs: Sequence[TracedInput], asked: Questions) -> Iterator[None]:
             hooks.update(content)
 
 
-class Contents:
+class ContainerSnapshots:
     """What objects hold before a backward."""
 
     def __init__(self, states: Iterable[StateWalk]) -> None:

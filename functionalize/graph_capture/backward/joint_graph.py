@@ -35,7 +35,7 @@ from functionalize.graph_capture.backward.differentiability import (
     refuse_written_pieces,
     requiring,
 )
-from functionalize.graph_capture.backward.gradient_hooks import Contents, apart
+from functionalize.graph_capture.backward.gradient_hooks import ContainerSnapshots, hooks_suspended
 from functionalize.graph_capture.finish.outputs import OutputAnalysis
 from functionalize.graph_capture.inputs.inputs import TracedInput, gradient_edge, is_leaf
 from functionalize.graph_capture.refusals.torch_errors import of_derivative
@@ -216,13 +216,13 @@ class JointTracer:
         graph = self._tracer.graph
         before = set(graph.nodes)
         tangents: list[list[Node]] = []
-        contents = Contents(self._states)
+        contents = ContainerSnapshots(self._states)
         if self.refusal is not None:
             return self.refusal
         try:
             results: list[Any] = [*(outputs[position] for position in wanted.results), *bases]
             level = _Level([entry.edge for entry in inputs if entry.edge is not None], wanted, results)
-            with apart(inputs, self._mode.context.notes.asked), decisions.of_backward(before) as added:
+            with hooks_suspended(inputs, self._mode.context.notes.asked), decisions.of_backward(before) as added:
                 for _ in range(1, self.order):
                     level = self._next(level, tangents)
                 forward = set(graph.nodes)

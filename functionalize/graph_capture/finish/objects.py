@@ -59,9 +59,9 @@ class ObjectGraph:
         self.handles: list[torch.Tensor] = []  # what the caller will get
         self._numbers: dict[int, int] = {}  # of these, by identity
         self.symbols: list[Any] = []  # of the graph, which objects hold
-        self._known: Mapping[int, tuple[int, int]] = {}
-        self._looked = False
-        self._anew: dict[int, bool] = {}  # of what was looked at
+        self._walked: Mapping[int, tuple[int, int]] = {}
+        self._analyzed = False
+        self._rebuilt: dict[int, bool] = {}  # of what was analyzed, whether a call makes it again
         self._before: set[int] = set()  # what containers held before, where the program left something
         self._towards: dict[int, Any] = {}  # what leads to a tensor
         self._reconstructions: dict[int, Reconstruction] = {}
@@ -69,7 +69,7 @@ class ObjectGraph:
         self._pending: list[tuple[list[Any], Sequence[Part], str]] = []
         self.texts: Texts | None = None  # that the program keeps in logs
 
-    def look(self, walked: Mapping[int, tuple[int, int]], substitutes: Collection[int], roots: Roots) -> None:
+    def analyze(self, walked: Mapping[int, tuple[int, int]], substitutes: Collection[int], roots: Roots) -> None:
         """Find out what is to be made again.
 
         ``walked``: by identity, objects that were walked before the program ran: of which walk, which one.
@@ -77,19 +77,19 @@ class ObjectGraph:
         ``roots``: containers in which the program left something, each with the identities of what it held before.
         Nothing else of ours may refer to what it left.
         """
-        self._known, self._looked = walked, True
+        self._walked, self._analyzed = walked, True
         self._before = set[int]().union(*(before for _, before in roots))
         references = _References(walked)
         references.follow(roots)
         held = references.held()
         towards = references.towards(held, substitutes)
-        self._anew = {one: one in towards or one not in held for one in references.nodes}
+        self._rebuilt = {node: node in towards or node not in held for node in references.nodes}
         self._towards = towards
         self._kept = [*references.nodes.values()]
 
     def is_reached(self, value: Any) -> bool:
         """Whether an object can be reached from what the program returns, or is left where it was not."""
-        return id(value) in self._anew or id(value) in self._reconstructions
+        return id(value) in self._rebuilt or id(value) in self._reconstructions
 
     def number(self, tensor: torch.Tensor) -> int:
         """The number of a tensor that the caller will get, the next one for a new tensor."""
@@ -113,7 +113,7 @@ class ObjectGraph:
             return TensorRef(self.number(leaf))
         if not isinstance(leaf, Node):  # which is made again, and so refused by its path
             self._refuse_part(leaf, "the result")
-        return of_python(leaf) if isinstance(leaf, SYMBOLS) or not self._is_anew(leaf) else None
+        return of_python(leaf) if isinstance(leaf, SYMBOLS) or not self._is_rebuilt(leaf) else None
 
     def is_tree(self, value: Any) -> bool:
         """Whether pytree makes it again as it is: containers, each once, of tensors and plain values."""
@@ -123,16 +123,16 @@ class ObjectGraph:
     def _is_tree(self, value: Any, met: set[int]) -> bool:
         kind = type(value)
         if not (kind in _TREES or _is_record(kind)):
-            return _is_tensor_or_number(value) or not (id(value) in self._known or self._is_anew(value))
+            return _is_tensor_or_number(value) or not (id(value) in self._walked or self._is_rebuilt(value))
         interned = kind is tuple and not value  # there is one empty tuple
         if not interned and self._is_one_object(value, met):
             return False
-        if kind is defaultdict and self._is_anew(value.default_factory):
+        if kind is defaultdict and self._is_rebuilt(value.default_factory):
             return False
         if issubclass(kind, dict):
             for key in value:
                 _refuse_text(key, "the result")
-            return not any(map(self._is_anew, value)) and all(self._is_tree(item, met) for item in value.values())
+            return not any(map(self._is_rebuilt, value)) and all(self._is_tree(item, met) for item in value.values())
         return all(self._is_tree(item, met) for item in value)
 
     def _is_one_object(self, value: Any, met: set[int]) -> bool:
@@ -140,7 +140,7 @@ class ObjectGraph:
         key = id(value)
         again = key in met or key in self._reconstructions
         met.add(key)
-        return again or not (isinstance(value, tuple) or (key not in self._known and self._anew.get(key, True)))
+        return again or not (isinstance(value, tuple) or (key not in self._walked and self._rebuilt.get(key, True)))
 
     def reconstruction(self, value: Any, path: str) -> Any:
         """How a call makes a value; the value itself where it gives that. ``path``: what messages call it.
@@ -162,14 +162,14 @@ class ObjectGraph:
             return NumberRef(len(self.symbols) - 1)
         if isinstance(value, str) and self.texts is not None and MARK.search(value):
             return self.texts.recipe(value, lambda number: self._part(number, path))
-        number = self._known.get(id(value))
+        number = self._walked.get(id(value))
         if number is not None:
             return ObjectRef(*number)
         value = of_python(value)
         if id(value) in self._reconstructions:
             return self._reconstructions[id(value)]
         self._refuse_part(value, path)
-        if not self._is_anew(value):
+        if not self._is_rebuilt(value):
             return value
         kind = value if isinstance(value, type) else type(value)
         if id(kind) in self._towards:
@@ -192,18 +192,18 @@ class ObjectGraph:
             raise value.refused_as(path)
         _refuse_text(value, path)
 
-    def _is_anew(self, value: Any) -> bool:
-        """Whether a call has to make it; what was not looked at was there, or is a part of a reconstruction."""
-        if id(value) in self._before and id(value) not in self._anew:
+    def _is_rebuilt(self, value: Any) -> bool:
+        """Whether a call has to make it; what was not analyzed was there, or is a part of a reconstruction."""
+        if id(value) in self._before and id(value) not in self._rebuilt:
             return self._is_of_capture(value)
-        return self._anew.get(id(value), self._looked and not (_is_whole(value) or _is_old_class(value)))
+        return self._rebuilt.get(id(value), self._analyzed and not (_is_whole(value) or _is_old_class(value)))
 
     def _is_of_capture(self, value: Any) -> bool:
         """Whether what a program found is another thing in a call: made of substitutes, or of objects of its state."""
         value = key_behind(value)
-        if isinstance(value, (tuple, list, frozenset)) and id(value) not in self._known:
+        if isinstance(value, (tuple, list, frozenset)) and id(value) not in self._walked:
             return any(map(self._is_of_capture, value))
-        return isinstance(value, (FakeTensor, *SYMBOLS)) or id(value) in self._known
+        return isinstance(value, (FakeTensor, *SYMBOLS)) or id(value) in self._walked
 
     def _refusal(self, value: Any, path: str) -> UnsupportedProgramError:
         way, holder = "", value
@@ -247,13 +247,13 @@ def _refuse_text(value: Any, path: str) -> None:
 class _References:
     """Which objects refer to which, as the garbage collector knows it."""
 
-    def __init__(self, known: Mapping[int, tuple[int, int]]) -> None:
-        self._known = known
+    def __init__(self, walked: Mapping[int, tuple[int, int]]) -> None:
+        self._walked = walked
         self.nodes: dict[int, Any] = {}
         self._edges: dict[int, list[int]] = {}
         self._counts: Counter[int] = Counter()  # of references from nodes and roots
         self._ours: dict[int, Any] = {}  # tensors and numbers of the program's, and what stands for them
-        self._walked: dict[int, Any] = {}  # objects of its state, in whose places a call may find others
+        self._of_state: dict[int, Any] = {}  # objects of its state, in whose places a call may find others
 
     def follow(self, roots: Roots) -> None:
         """Enter all that can be reached from what is new in some containers."""
@@ -270,8 +270,8 @@ class _References:
             key = id(value)
             if self._is_ours(value):
                 self._ours[key] = value
-            elif key in self._known:
-                self._walked[key] = value
+            elif key in self._walked:
+                self._of_state[key] = value
             elif isinstance(value, torch.Tensor) or _is_whole(value) or _is_old_class(value):
                 continue
             else:
@@ -286,7 +286,7 @@ class _References:
         """Whether it is another one in each call."""
         if isinstance(value, (FakeTensor, *SYMBOLS)):
             return True
-        number = self._known.get(id(value))
+        number = self._walked.get(id(value))
         return number is not None and number[0] == _ARGUMENTS
 
     def held(self) -> set[int]:
@@ -314,10 +314,10 @@ class _References:
         for key, edges in self._edges.items():
             for other in edges:
                 sources[other].append(key)
-        standing = {key for key in self._ours if key in self._known or key in substitutes}
+        standing = {key for key in self._ours if key in self._walked or key in substitutes}
         leading = self._leading([value for key, value in self._ours.items() if key not in standing], sources, {})
         leading = self._leading([self._ours[key] for key in standing], sources, leading, held)
-        return self._leading(self._walked.values(), sources, leading, self.nodes)
+        return self._leading(self._of_state.values(), sources, leading, self.nodes)
 
     def _leading(
         self, to: Iterable[Any], sources: Mapping[int, list[int]], leading: dict[int, Any], but: Collection[int] = ()

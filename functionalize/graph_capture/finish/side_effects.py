@@ -22,20 +22,20 @@ from functionalize.python_state.snapshot import Content, content_of, frozen, hol
 from functionalize.python_state.traversal_rules import key_behind
 from functionalize.python_state.walk import StateWalk, is_module, joined
 from functionalize.refusals.python_objects import CONTENTS_CHANGED
-from functionalize.runtime.guards.python_guards import Settings
+from functionalize.runtime.guards.python_guards import PythonGuards
 from functionalize.runtime.outputs.side_effects import ExpectedEntry, ObjectInTuple, SideEffect
 
 
 class Objects(Protocol):
     """What says how the objects that a program leaves are made."""
 
-    def look(
+    def analyze(
         self,
         walked: Mapping[int, tuple[int, int]],
         substitutes: Collection[int],
         roots: Sequence[tuple[Any, Collection[int]]],
     ) -> None:
-        """Look at what it left in some containers, each with the identities of what these held before."""
+        """Analyze what it left in some containers, each with the identities of what these held before."""
 
     def reconstruction(self, value: Any, path: str) -> Any:
         """How one value is made."""
@@ -64,7 +64,7 @@ class SideEffectRecorder:
         changed = [self._lasting(self._states[0].changed, returned), *(state.changed for state in self._states[1:])]
         changes = [change for of_state in changed for change in of_state]
         roots = [(change.container, _identities(change.before)) for change in changes]
-        objects.look(self._numbers, self._substitutes, [(returned, ()), *roots])
+        objects.analyze(self._numbers, self._substitutes, [(returned, ()), *roots])
         effects = [
             self._effect(objects, index, change) for index, of_state in enumerate(changed) for change in of_state
         ]
@@ -88,7 +88,7 @@ class SideEffectRecorder:
         lost = gone.containers.keys() - reached.containers.keys() - empty
         return [change for change in changed if id(change.container) not in lost]
 
-    def _before(self, value: Any, state: WatchedState) -> ExpectedEntry:
+    def _expected_entry(self, value: Any, state: WatchedState) -> ExpectedEntry:
         """What was at an entry; an object counts by what it held, if that is no tensors and no other objects."""
         numbers = self._numbers
         if id(value) not in numbers:
@@ -123,16 +123,16 @@ class SideEffectRecorder:
             if not touched and not last:
                 return None
             refuse_weak_keys((*touched, *last), path)
-        elif len(now) > len(before) and unchanged(now[: len(before)], before) and self._is_apart(container):
+        elif len(now) > len(before) and unchanged(now[: len(before)], before) and self._is_only_added_to(container):
             new, touched, length, adds = dict(enumerate(now[len(before) :])), {}, None, True
         state = self._states[index]
         plain = {key: item for key, item in touched.items() if not _is_input(item)}
-        constants = {key_of(key): self._before(item, state) for key, item in plain.items()}
+        constants = {key_of(key): self._expected_entry(item, state) for key, item in plain.items()}
         entries = {key_of(key): objects.reconstruction(item, joined(path, key)) for key, item in new.items()}
         gone = tuple(map(key_of, removed))
         return SideEffect(index, change.number, path, constants, entries, gone, length, adds, order, last)
 
-    def _is_apart(self, container: Any) -> bool:
+    def _is_only_added_to(self, container: Any) -> bool:
         """Whether what is in a list matters to nothing: the program adds to it, and no argument holds it as well."""
         return sum(id(container) in state.walk.containers for state in self._states) == 1 and self._is_log(container)
 
@@ -186,16 +186,16 @@ def _differ(before: Any, after: Any) -> bool:
     return not (isinstance(before, plain) and same(before, after))
 
 
-def refuse_changes_inside(settings: Settings) -> None:
+def refuse_changes_inside(guards: PythonGuards) -> None:
     """Raise where a value of the program's state holds something else, and is of a class that no call can write.
 
     Raises:
         UnsupportedProgramError: one does.
     """
-    memo = settings.memo()
-    for setting in settings.found:
-        value, before = setting.value, setting.content
+    memo = guards.memo()
+    for guard in guards.rows:
+        value, before = guard.value, guard.content
         if type(before) is not Content or holds_the_same(value, before):
             continue
-        if settings.read(setting.container, setting.key) is value and not same(frozen(value, memo), before):
-            raise CONTENTS_CHANGED.error(path=setting.path, kind=type(value).__name__)
+        if guards.read(guard.container, guard.key) is value and not same(frozen(value, memo), before):
+            raise CONTENTS_CHANGED.error(path=guard.path, kind=type(value).__name__)

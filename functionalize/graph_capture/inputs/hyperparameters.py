@@ -26,7 +26,7 @@ from functionalize.python_state.slots import NUMBERS, ContainerSource, NumberSlo
 from functionalize.python_state.traversal_rules import key_behind
 from functionalize.python_state.walk import StateWalk
 from functionalize.refusals.python_objects import HYPERPARAMETERS_CHANGED, HYPERPARAMETERS_KEPT
-from functionalize.runtime.guards.python_guards import Setting, Settings, is_numbers, is_whole
+from functionalize.runtime.guards.python_guards import PythonGuard, PythonGuards, is_numbers, is_whole
 
 Result = TypeVar("Result")
 _MATCH_CLASS = opmap["MATCH_CLASS"]
@@ -36,8 +36,8 @@ Place = tuple[int, Any]  # the identity of a container, and a key
 class _Number(NamedTuple):
     """A number, or a list of numbers, that a program may decide by."""
 
-    setting: Setting
-    steps: tuple[int, ...]  # into the tuples that the setting holds
+    guard: PythonGuard
+    steps: tuple[int, ...]  # into the tuples that the guard holds
     path: str
     value: Any
 
@@ -46,11 +46,13 @@ class ChangingNumbers:
     """Which numbers are inputs, of one program: it sees what each capture finds."""
 
     def __init__(self) -> None:
-        self._last: list[Setting] = []  # of the last capture
+        self._last: list[PythonGuard] = []  # of the last capture
         self._changing: set[str] = set()
         self._expected: set[str] = set()  # to change, as others of the same object have
         self._expects = True
-        self.tied: list[tuple[Setting, Setting]] = []  # further places of lists of the last capture, and the first
+        self.tied: list[
+            tuple[PythonGuard, PythonGuard]
+        ] = []  # further places of lists of the last capture, and the first
         self.follows_steps = False  # whether schedules are stepped in the graph, and not by calls
         self.converts = True  # whether `float` and `int` give symbols
         self._constant: set[str] = set()  # of which the program asks what only numbers of Python's can do
@@ -78,56 +80,56 @@ class ChangingNumbers:
         """Have numbers be inputs that have not changed yet."""
         self._changing |= set(map(_kind, paths))
 
-    def found(self, state: StateWalk, settings: Settings, codes: Set[types.CodeType]) -> list[NumberSlot]:
-        """The inputs among the numbers that a program may decide by; these are no settings any more.
+    def found(self, state: StateWalk, guards: PythonGuards, codes: Set[types.CodeType]) -> list[NumberSlot]:
+        """The inputs among the numbers that a program may decide by; these are no guards any more.
 
         ``codes``: of the functions that the program may come to.
         """
-        groups, last, self._last = _groups_of(state), self._last, settings.found
+        groups, last, self._last = _groups_of(state), self._last, guards.rows
         if not (groups or last):  # the first capture of what trains nothing, as most are
             return []
         places = Counter(id(slot.get()) for slot in state.entered)
-        candidates = [one for one in _found_in(settings.found) if not isinstance(one.setting.container, SetItems)]
+        candidates = [one for one in _found_in(guards.rows) if not isinstance(one.guard.container, SetItems)]
         shared = Counter(id(one.value) for one in candidates if type(one.value) is list)
         candidates = [one for one in candidates if places[id(one.value)] in (0, shared[id(one.value)])]
         before = {one.path: one.value for one in _found_in(last)}
         self._changing |= {_kind(one.path) for one in candidates if _differ(before.get(one.path, one.value), one.value)}
         self._expect(candidates, state, codes)
         wanted = set() if any(map(_asks_classes, codes)) else (self._changing | self._expected) - self._constant
-        rates = {id(one) for one in settings.found if _is_hyperparameter(one, groups)}
-        taken = [one for one in candidates if _kind(one.path) in wanted or id(one.setting) in rates]
-        whole = [one.setting for one in taken if not one.steps]
-        whole += [one for one in settings.found if type(one.value) is tuple and id(one) in rates]
+        rates = {id(one) for one in guards.rows if _is_hyperparameter(one, groups)}
+        taken = [one for one in candidates if _kind(one.path) in wanted or id(one.guard) in rates]
+        whole = [one.guard for one in taken if not one.steps]
+        whole += [one for one in guards.rows if type(one.value) is tuple and id(one) in rates]
         places_taken = {(id(one.container), one.key) for one in whole}
         lists = {id(one.value) for one in whole if type(one.value) is list}
-        settings.found = [
+        guards.rows = [
             one
-            for one in settings.found
+            for one in guards.rows
             if (id(one.container), one.key) not in places_taken and id(one.container) not in lists
         ]
         unique = {(id(one.container), one.key): one for one in whole if id(one.container) not in lists}
-        slots = [slot for one in self._tied(unique.values(), settings) for slot in _slots(one)]
-        return [*slots, *_in_tuples([one for one in taken if one.steps and id(one.setting) not in rates], settings)]
+        slots = [slot for one in self._tied(unique.values(), guards) for slot in _slots(one)]
+        return [*slots, *_in_tuples([one for one in taken if one.steps and id(one.guard) not in rates], guards)]
 
     def _expect(self, candidates: Sequence[_Number], state: StateWalk, codes: Set[types.CodeType]) -> None:
         """Expect a number to change that the program assigns, once another one of the same object has."""
-        changed = {id(one.setting.container) for one in candidates if _kind(one.path) in self._changing}
+        changed = {id(one.guard.container) for one in candidates if _kind(one.path) in self._changing}
         if not (self._expects and changed):
             return
         kinds = {type(item) for item in state.seen if id(getattr(item, "__dict__", None)) in changed}
         names = assigned(codes, kinds)
-        of_these = [one for one in candidates if id(one.setting.container) in changed and one.setting.key in names]
+        of_these = [one for one in candidates if id(one.guard.container) in changed and one.guard.key in names]
         self._expected |= {_kind(one.path) for one in of_these}
 
-    def _tied(self, taken: Iterable[Setting], settings: Settings) -> list[Setting]:
+    def _tied(self, taken: Iterable[PythonGuard], guards: PythonGuards) -> list[PythonGuard]:
         """Those but for further places of lists, which are tied to the first."""
-        first = dict[int, Setting]()
+        first = dict[int, PythonGuard]()
         self.tied = []
         for one in taken:
             before = first.setdefault(id(one.value), one) if type(one.value) is list else one
             if before is not one:
-                settings.found.append(one)
-                settings.tie(one, before)
+                guards.rows.append(one)
+                guards.tie(one, before)
                 self.tied.append((one, before))
         further = {id(one) for one, _ in self.tied}
         return [one for one in taken if id(one) not in further]
@@ -141,9 +143,9 @@ def _asks_classes(code: types.CodeType) -> bool:
     return dispatches or _MATCH_CLASS in code.co_code[::2] or any(map(_asks_classes, inner))
 
 
-def _found_in(settings: Iterable[Setting]) -> Iterator[_Number]:
-    """The numbers, and lists of numbers, among settings and in the tuples there."""
-    for one in settings:
+def _found_in(guards: Iterable[PythonGuard]) -> Iterator[_Number]:
+    """The numbers, and lists of numbers, among guards and in the tuples there."""
+    for one in guards:
         if is_whole(one.key) or isinstance(key_behind(one.key), torch.Tensor):
             continue
         if is_numbers(one.value):
@@ -152,13 +154,13 @@ def _found_in(settings: Iterable[Setting]) -> Iterator[_Number]:
             yield from _items(one, one.value, ())
 
 
-def _items(setting: Setting, items: tuple[Any, ...], steps: tuple[int, ...]) -> Iterator[_Number]:
+def _items(guard: PythonGuard, items: tuple[Any, ...], steps: tuple[int, ...]) -> Iterator[_Number]:
     for index, item in enumerate(items):
         at = (*steps, index)
         if is_number(item):
-            yield _Number(setting, at, ".".join(map(str, (setting.path, *at))), item)
+            yield _Number(guard, at, ".".join(map(str, (guard.path, *at))), item)
         elif _is_tuple(item):
-            yield from _items(setting, item, at)
+            yield from _items(guard, item, at)
 
 
 def _is_tuple(value: Any) -> bool:
@@ -167,14 +169,14 @@ def _is_tuple(value: Any) -> bool:
     return issubclass(kind, tuple) and not issubclass(kind, torch.Size)
 
 
-def _in_tuples(taken: Sequence[_Number], settings: Settings) -> Iterator[NumberSlot]:
+def _in_tuples(taken: Sequence[_Number], guards: PythonGuards) -> Iterator[NumberSlot]:
     """Where numbers in tuples sit; they count no more."""
     steps: dict[Place, list[tuple[int, ...]]] = {}
     for one in taken:
-        slot = _slot_of(one.setting)
-        steps.setdefault((id(one.setting.container), one.setting.key), []).append(one.steps)
+        slot = _slot_of(one.guard)
+        steps.setdefault((id(one.guard.container), one.guard.key), []).append(one.steps)
         yield NumberSlot(slot.source, slot.key, one.path, one.steps, True, type(one.value))
-    settings.leave_out(steps)
+    guards.leave_out(steps)
 
 
 def _kind(path: str) -> str:
@@ -189,7 +191,7 @@ def _differ(before: Any, now: Any) -> bool:
     return is_numbers(before) and repr(before) != repr(now)
 
 
-def _is_hyperparameter(one: Setting, groups: set[int]) -> bool:
+def _is_hyperparameter(one: PythonGuard, groups: set[int]) -> bool:
     values = one.value if type(one.value) is tuple else (one.value,)
     return id(one.container) in groups and bool(values) and all(type(value) is float for value in values)
 
@@ -200,14 +202,14 @@ def _groups_of(state: StateWalk) -> set[int]:
     return {id(group) for optimizer in optimizers for group in optimizer.param_groups}
 
 
-def _slot_of(one: Setting) -> Slot:
-    """The slot of a setting; a cell has no entries, but is a variable."""
+def _slot_of(one: PythonGuard) -> Slot:
+    """The slot of a guard; a cell has no entries, but is a variable."""
     if isinstance(one.container, types.CellType):
         return Slot(ContainerSource(Variable(one.container, None)), 0, one.path)
     return Slot(one.source, one.key, one.path)
 
 
-def _slots(one: Setting) -> Iterator[NumberSlot]:
+def _slots(one: PythonGuard) -> Iterator[NumberSlot]:
     slot = _slot_of(one)
     if type(one.value) in NUMBERS:
         yield NumberSlot(slot.source, slot.key, one.path, (), True, type(one.value))
@@ -220,7 +222,7 @@ def _slots(one: Setting) -> Iterator[NumberSlot]:
 class Numbers:
     """The numbers of one run of a program."""
 
-    def __init__(self, pairs: Sequence[tuple[Slot, Any]], tied: Sequence[tuple[Setting, Setting]] = ()) -> None:
+    def __init__(self, pairs: Sequence[tuple[Slot, Any]], tied: Sequence[tuple[PythonGuard, PythonGuard]] = ()) -> None:
         """``pairs``: where each number sits, and the tensor that stands for it; ``tied``: places of one list."""
         self._pairs, self._tied = pairs, tied
         self._lists: list[tuple[Slot, list[Any], list[Any]]] = []

@@ -28,7 +28,7 @@ from functionalize._torch.tensors import autograd_base
 from functionalize.call_stack import Origin
 from functionalize.errors import UnsupportedProgramError
 from functionalize.graph_capture.inputs.hyperparameters import ChangingNumbers
-from functionalize.graph_capture.inputs.state import Follower, settings_of
+from functionalize.graph_capture.inputs.state import Follower, python_guards_of
 from functionalize.graph_capture.refusals.schedules import Schedules
 from functionalize.python_state.refused_objects import refuse_tensor
 from functionalize.python_state.slots import Slot
@@ -159,10 +159,10 @@ class ProgramInputs:
         self.follower.follow_arguments(self.arguments)
         if numbers is not None and not numbers.converts:
             self.follower.code.convert_nothing()
-        self.settings = settings_of(self.state, self.follower.decisive)
+        self.python_guards = python_guards_of(self.state, self.follower.decisive)
         follows_steps = numbers is None or numbers.follows_steps
         self.schedules = Schedules(StateWalk() if follows_steps else self.state)
-        self.schedules.leave_out(self.settings)
+        self.schedules.leave_out(self.python_guards)
         taken: set[str] = set()
         state, user = list(self._state(taken)), list(self._user(taken))
         if numbers is not None and not any(isinstance(entry.value, FakeTensor) for entry in (*state, *user)):
@@ -221,7 +221,7 @@ class ProgramInputs:
                 yield TracedInput(InputKind.BUFFER, name, target, gradient, persistent=False, gradient_of=entry)
 
     def _numbers(self, numbers: ChangingNumbers, taken: set[str]) -> Iterator[TracedInput]:
-        slots = numbers.found(self.state, self.settings, self.follower.code.all)
+        slots = numbers.found(self.state, self.python_guards, self.follower.code.all)
         self.tied = numbers.tied
         for slot in slots:
             name = fresh_name(f"{_PREFIX[InputKind.CONSTANT_TENSOR]}_{slot.path}", taken)

@@ -38,7 +38,7 @@ from functionalize.python_state.slots import ObjectSource
 from functionalize.python_state.traversal_rules import PLAIN, is_entered, of_proxy
 from functionalize.python_state.walk import StateWalk, is_module
 from functionalize.runtime.calls.program import CapturedProgram
-from functionalize.runtime.guards.python_guards import Settings, hooks_of
+from functionalize.runtime.guards.python_guards import PythonGuards, hooks_of
 
 _DEPTH = 4  # how far functions that call functions are followed
 _BUILTINS = frozenset({"type", "id"})  # which functions of a program know otherwise while it is captured
@@ -48,20 +48,20 @@ _OF_FUNCTIONS = ("__code__", "__defaults__", "__kwdefaults__")  # which decide w
 _ASSIGNABLE = 1 << 9  # the flag of classes that a program can give an object instead of its own
 
 
-def settings_of(state: StateWalk, code: Iterable[tuple[str, ObjectSource, Sequence[str]]]) -> Settings:
+def python_guards_of(state: StateWalk, code: Iterable[tuple[str, ObjectSource, Sequence[str]]]) -> PythonGuards:
     """What a program with this state may decide by; ``code``: whose attributes decide which code it runs."""
-    settings = Settings([source for source in state.objects if any(slot.steps for slot in source.slots)])
+    guards = PythonGuards([source for source in state.objects if any(slot.steps for slot in source.slots)])
     entered = {*map(id, state.seen), *state.containers}
     for source in state.objects:
         if is_module(source.value):
             attributes = state.containers[id(source.value.__dict__)]
-            settings.add_module(state.modules[id(source.value)], attributes, entered)
+            guards.add_module(state.modules[id(source.value)], attributes, entered)
     for slot in (*state.constants, *state.tuples):
-        settings.add(slot)
-    settings.add_structure(state)
+        guards.add(slot)
+    guards.add_structure(state)
     for path, owner, names in code:
-        settings.add_code(path, owner, names)
-    return settings
+        guards.add_code(path, owner, names)
+    return guards
 
 
 class ProgramCode:

@@ -26,7 +26,7 @@ from functionalize.call_stack import Location, user_location
 from functionalize.graph_capture.inputs.watched_state import WatchedState
 from functionalize.python_state.containers import copy_of, unchanged, write
 from functionalize.python_state.walk import StateWalk
-from functionalize.runtime.guards.python_guards import Settings, is_whole
+from functionalize.runtime.guards.python_guards import PythonGuards, is_whole
 from functionalize.runtime.outputs.side_effects import ScheduleStep
 
 _CLASSES = [value for value in vars(schedulers).values() if inspect.isclass(value)]
@@ -89,12 +89,12 @@ class Schedules:
                 return None
         return found if self._state.containers.keys() >= set(map(id, found)) else None
 
-    def leave_out(self, settings: Settings) -> None:
+    def leave_out(self, guards: PythonGuards) -> None:
         """Have a call not be asked what they hold."""
         if self.attributes:
-            settings.found = [
+            guards.rows = [
                 one
-                for one in settings.found
+                for one in guards.rows
                 if self._is_elsewhere(one.container) or not (_is_plain(one.value) or is_whole(one.key))
             ]
 

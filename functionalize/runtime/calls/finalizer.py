@@ -31,7 +31,7 @@ from functionalize.aliasing.strided_layout import (
     with_own_bits,
     with_strides,
 )
-from functionalize.python_state.reconstruct import Maker, TensorRef
+from functionalize.python_state.reconstruct import Maker, TensorRef, Walked
 from functionalize.runtime.autograd.function import InMemory
 from functionalize.runtime.calls.computation import Computed
 from functionalize.runtime.metadata import (
@@ -42,7 +42,6 @@ from functionalize.runtime.metadata import (
     OutputAlias,
     ProgramMetadata,
 )
-from functionalize.runtime.outputs.side_effects import Walked
 
 aten = torch.ops.aten
 _OF_INPUTS = (AliasKind.VIEW_OF_INPUT, AliasKind.VIEW_OF_OLD_STORAGE, AliasKind.VIEW_OF_NEW_STORAGE)

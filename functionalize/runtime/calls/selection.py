@@ -77,13 +77,13 @@ class Specializations:
         refused = [refusals.pop(self.first), *refusals.values()]
         kinds = {type(error) for error in refused}
         changes = set[int]().union(*(specialization.guards.changes for specialization in self.kept))
-        own = any(id(error.container) in changes for error in refused)  # the program itself left it so
+        own = any(id(held) in changes for error in refused for held in error.containers)  # the program left it so
         follows = own or GradientMismatchError in kinds or self.on_guard_failure == "recapture"
         if not (follows or kinds & {StateMismatchError, NumberMismatchError}):
             raise refused[0]
         made = self.captured(arguments, order=0 if arguments.are_examples else 1)
         numbers = [error for error in refused if isinstance(error, NumberMismatchError)]
-        taken = any(not made.guards.settings.compares(error.container, error.key) for error in numbers)  # as an input
+        taken = any(not made.guards.python_guards.compares(error.containers, error.key) for error in numbers)
         if not (follows or taken or self._stays(made, arguments)):
             raise refused[0]
         chosen = Chosen.of_new(made, arguments)

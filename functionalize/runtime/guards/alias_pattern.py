@@ -15,10 +15,8 @@ from functionalize._torch import share_storages, storage_key
 from functionalize._torch.tensors import autograd_base
 from functionalize.aliasing.geometry import hint
 from functionalize.errors import GradientMismatchError, InputMismatchError
-from functionalize.python_state.walk import StateWalk
 from functionalize.runtime.guards.compiled import items_of
-from functionalize.runtime.guards.guard import WHEN, CallInputs, FastCode, Guard, GuardKind, container_of
-from functionalize.runtime.guards.python_guards import changed_containers
+from functionalize.runtime.guards.guard import WHEN, CallInputs, FastCode, Guard, GuardKind, containers_of
 from functionalize.runtime.metadata import ProgramMetadata
 
 Pattern = tuple[Any, ...]
@@ -67,14 +65,12 @@ def alias_pattern(values: Sequence[Any], gradients: Collection[int] = ()) -> Pat
 class Sharing(GuardKind):
     """How the inputs of a program share memory."""
 
-    def __init__(
-        self, metadata: ProgramMetadata, values: Sequence[Any], state: StateWalk, gradients: Mapping[int, int]
-    ) -> None:
+    def __init__(self, metadata: ProgramMetadata, values: Sequence[Any], gradients: Mapping[int, int]) -> None:
         """``gradients``: their positions, each with that of its tensor, which stands where there is none.
 
         Where memory is shared, the graph may take an input that it does not use as another one.
         """
-        self._metadata, self._state, inputs = metadata, state, metadata.inputs
+        self._metadata, inputs = metadata, metadata.inputs
         given = [None if n in gradients and value is values[gradients[n]] else value for n, value in enumerate(values)]
         pattern = alias_pattern(given, gradients)
         shared = {n for pair in enumerate(pattern) if isinstance(pair[1], Shared) for n in (pair[0], pair[1].first)}
@@ -119,14 +115,12 @@ class Sharing(GuardKind):
         return alias_pattern(seen, self._gradients)
 
     def _mismatch(self, number: int, first: int, now: Any, before: Any) -> InputMismatchError:
-        inputs, changed = self._metadata.inputs, changed_containers(self._metadata, self._state)
-        containers = {n: container_of(inputs[n].slot) for n in (number, first)}
-        own = next((n for n, container in containers.items() if id(container) in changed), number)
+        inputs = self._metadata.inputs
         kind = GradientMismatchError if number in self._gradients else InputMismatchError
         return kind(
             f"{inputs[number].label} and {inputs[first].label} {relation(now)}, and {relation(before)} {WHEN}",
             hint="pass tensors that share memory in the same way, or capture with on_guard_failure='recapture'",
-            container=containers[own],
+            containers=containers_of(inputs[number].slot, inputs[first].slot),
         )
 
 

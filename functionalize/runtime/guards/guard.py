@@ -108,9 +108,9 @@ class FastCode:
         return passes
 
 
-def container_of(slot: Slot | None) -> Any:
-    """What an input of the program's state sits in; None of others."""
-    return None if slot is None else place_of(slot.container, slot.key)[0]
+def containers_of(*slots: Slot | None) -> list[Any]:
+    """What inputs of the program's state sit in; others sit in nothing."""
+    return [place_of(slot.container, slot.key)[0] for slot in slots if slot is not None]
 
 
 def mismatch(
@@ -119,11 +119,11 @@ def mismatch(
     before: Any,
     kind: Callable[..., InputMismatchError] = InputMismatchError,
     verbs: tuple[str, str] = ("is", "was"),
-    container: Any = None,
+    containers: Sequence[Any] = (),
 ) -> InputMismatchError:
     """The error for something that is another value than when the program was captured."""
     said = f"{what} {verbs[0]} {words(now)}, and {verbs[1]} {words(before)} {WHEN}"
-    return kind(said, hint=HINT, container=container)
+    return kind(said, hint=HINT, containers=containers)
 
 
 def words(value: Any) -> str:

@@ -26,7 +26,7 @@ from functionalize.runtime.guards.alias_pattern import Pattern, Shared, Sharing
 from functionalize.runtime.guards.arguments import ArgumentStructure, ArgumentValues, InputSources
 from functionalize.runtime.guards.guard import CallInputs, FastCode, Guard, GuardKind
 from functionalize.runtime.guards.modes import GradModeGuard, ModeGuards, can_be_compared_fast
-from functionalize.runtime.guards.python_guards import ChangedObjects, Settings, changed_containers, changed_places
+from functionalize.runtime.guards.python_guards import ChangedObjects, PythonGuards, changed_containers, changed_places
 from functionalize.runtime.guards.shared_tensors import SharedTensors
 from functionalize.runtime.guards.sizes import SizeGuards
 from functionalize.runtime.guards.tensors import (
@@ -53,7 +53,7 @@ class Assumptions:
     """What a capture found, which a call must find again."""
 
     modes: Mapping[str, Any]
-    settings: Settings
+    python_guards: PythonGuards
     state: StateWalk
     arguments: CallArguments
     values: Sequence[Any]  # of the inputs
@@ -71,15 +71,15 @@ class Guards:
     def __init__(self, metadata: ProgramMetadata, assumed: Assumptions) -> None:
         self.metadata, self.state = metadata, assumed.state
         self.modes, self.sizes = dict(assumed.modes), assumed.sizes
-        self.settings = assumed.settings.without(changed_places(metadata, assumed.state))
+        self.python_guards = assumed.python_guards.without(changed_places(metadata, assumed.state))
         self.sources = InputSources(metadata.inputs)
         self.had_gradient = _had_gradient(metadata, assumed)
         self.asked = _answers(metadata, assumed, self.changes)
-        self.sharing = Sharing(metadata, assumed.values, assumed.state, self.sources.gradients)
+        self.sharing = Sharing(metadata, assumed.values, self.sources.gradients)
         inputs, values = metadata.inputs, assumed.values
         structure, constants = ArgumentStructure(assumed.arguments, inputs), ArgumentValues(assumed.arguments)
         self._of_arguments = structure, constants
-        self._of_python: Sequence[GuardKind] = (structure, ModeGuards(self.modes), constants, self.settings)
+        self._of_python: Sequence[GuardKind] = (structure, ModeGuards(self.modes), constants, self.python_guards)
         tensors = {n: v for n, v in enumerate(values) if n not in self.sources.gradients}
         gradients = {n: values[n] for n in self.sources.gradients}
         taken = {n: gradient for n, gradient in gradients.items() if n not in metadata.unused}

@@ -65,7 +65,7 @@ _CHANGES_IT = (
 class _Same:
     """What is in another place, whatever that is."""
 
-    def __init__(self, other: Setting) -> None:
+    def __init__(self, other: PythonGuard) -> None:
         self._other = other
 
     @property
@@ -93,7 +93,7 @@ def is_whole(key: Any) -> bool:
     return key is LENGTH or key is ORDER
 
 
-class Setting(NamedTuple):
+class PythonGuard(NamedTuple):
     """One value: what messages call it, where it is, and what it was."""
 
     owner: str  # the path of the module whose attribute it is; empty of others
@@ -120,7 +120,7 @@ class Setting(NamedTuple):
 
     def now(self) -> Any:
         """What is there now."""
-        return Settings.read(self.container, self.key)
+        return PythonGuards.read(self.container, self.key)
 
     def differs(self, now: Any, memo: dict[int, Any]) -> bool:
         """Whether what is there now is something else to a program; ``memo``: of :func:`frozen`."""
@@ -134,19 +134,19 @@ class Setting(NamedTuple):
         """The error for another value."""
         numbers = self.key is not LENGTH and is_numbers(now) and is_numbers(self.value)
         kind = partial(NumberMismatchError, key=self.key) if numbers else StateMismatchError
-        return mismatch(f"`{self.path}`", now, self.content, kind, container=self.container)
+        return mismatch(f"`{self.path}`", now, self.content, kind, containers=[self.container])
 
 
 # What its class does given one by one, three times as fast: a large model has thousands.
-_setting: Callable[[tuple[Any, ...]], Setting] = partial(tuple.__new__, Setting)
+_guard: Callable[[tuple[Any, ...]], PythonGuard] = partial(tuple.__new__, PythonGuard)
 
 
-class Settings(GuardKind):
+class PythonGuards(GuardKind):
     """The guards of one program on Python values; the capture adds them, and leaves out what it makes inputs."""
 
     def __init__(self, in_tuples: Sequence[ObjectSource] = ()) -> None:
         """``in_tuples``: objects in tuples, whose content is compared by itself."""
-        self.found: list[Setting] = []
+        self.rows: list[PythonGuard] = []
         self._in_tuples = in_tuples
         self._memo = self.memo()
         self._seen: set[tuple[int, Any]] = set()
@@ -168,20 +168,20 @@ class Settings(GuardKind):
         if (id(container), key) not in self._seen and id(container) not in self._modules:
             self._seen.add((id(container), key))
             value = self.read(container, key)
-            self.found.append(Setting("", slot.path, source, key, value, frozen(value, self._memo)))
+            self.rows.append(PythonGuard("", slot.path, source, key, value, frozen(value, self._memo)))
 
     def add_module(self, path: str, attributes: ContainerSource, entered: Container[int]) -> None:
         """What a module branches on: whether it trains, its hooks, its attributes but for the ``entered`` ones."""
-        content, memo, found = attributes.container, self._memo, self.found
+        content, memo, rows = attributes.container, self._memo, self.rows
         self._modules.add(id(content))
         for name, value in [item for item in content.items() if item[0] not in _OF_MODULES]:
             kind = type(value)
             if kind in PLAIN:
-                found.append(_setting((path, name, attributes, name, value, value)))
+                rows.append(_guard((path, name, attributes, name, value, value)))
             elif not (id(value) in entered or issubclass(kind, torch.Tensor)):
                 empty = kind in EMPTY and not value  # the hooks of most modules
                 held = EMPTY[kind] if empty else frozen(value, memo)
-                found.append(_setting((path, name, attributes, name, value, held)))
+                rows.append(_guard((path, name, attributes, name, value, held)))
 
     def add_code(self, path: str, owner: ObjectSource, names: Sequence[str]) -> None:
         """Attributes of a function, a class or an object that decide which code runs."""
@@ -190,7 +190,7 @@ class Settings(GuardKind):
         for name in names:
             value = self.read(source.container, name)
             held = frozen(value, self._memo)
-            self.found.append(_setting(("", joined(path, name), source, name, value, held)))
+            self.rows.append(_guard(("", joined(path, name), source, name, value, held)))
 
     def add_structure(self, state: StateWalk) -> None:
         """Which objects sit where, and how many entries containers have."""
@@ -198,50 +198,50 @@ class Settings(GuardKind):
             source, key = _place_of(slot)
             value = self.read(source.container, key)
             content = frozen(value, self._memo) if slot.steps else state.source_of(value)
-            self.found.append(_setting(("", slot.path, source, key, value, content)))
+            self.rows.append(_guard(("", slot.path, source, key, value, content)))
         for source in state.containers.values():
             if type(source.container) is not Variable:
                 name, length = f"len({source.path or 'the module'})", len(source.container)
-                self.found.append(_setting(("", name, source, LENGTH, length, length)))
+                self.rows.append(_guard(("", name, source, LENGTH, length, length)))
         for source in state.ordered.values():
             name, keys = f"list({source.path or 'the module'})", keys_of(source.container)
-            self.found.append(_setting(("", name, source, ORDER, keys, keys)))
+            self.rows.append(_guard(("", name, source, ORDER, keys, keys)))
 
-    def tie(self, one: Setting, other: Setting) -> None:
+    def tie(self, guard: PythonGuard, other: PythonGuard) -> None:
         """Have a place hold what another one holds, instead of what it held."""
-        self.found = [each._replace(content=_Same(other)) if each is one else each for each in self.found]
+        self.rows = [each._replace(content=_Same(other)) if each is guard else each for each in self.rows]
 
     def leave_out(self, steps: Mapping[tuple[int, Any], Sequence[tuple[int, ...]]]) -> None:
         """Have items of tuples not count; ``steps``: to them, by places: identities of containers, and keys."""
-        self.found = [
-            one._replace(content=reduce(without, steps.get((id(one.container), one.key), ()), one.content))
-            for one in self.found
+        self.rows = [
+            row._replace(content=reduce(without, steps.get((id(row.container), row.key), ()), row.content))
+            for row in self.rows
         ]
 
-    def without(self, changed: Set[tuple[int, Any]]) -> Settings:
+    def without(self, changed: Set[tuple[int, Any]]) -> PythonGuards:
         """Those that the program itself does not change; ``changed``: containers by identity, and keys."""
         if not changed:
             return self
-        kept = Settings(self._in_tuples)
+        kept = PythonGuards(self._in_tuples)
         sized = {container for container, _ in changed}
-        kept.found = [
-            one._replace(content=ObjectSource(one.value))
-            if id(one.value) in sized and not one.is_known_by_identity
-            else one
-            for one in self.found
-            if not ((id(one.container), one.key) in changed or (is_whole(one.key) and id(one.container) in sized))
+        kept.rows = [
+            row._replace(content=ObjectSource(row.value))
+            if id(row.value) in sized and not row.is_known_by_identity
+            else row
+            for row in self.rows
+            if not ((id(row.container), row.key) in changed or (is_whole(row.key) and id(row.container) in sized))
         ]
         return kept
 
-    def compares(self, container: Any, key: Any) -> bool:
-        """Whether a value of Python state counts."""
-        same_place = (row for row in self.found if row.container is container)
+    def compares(self, containers: Sequence[Any], key: Any) -> bool:
+        """Whether a value of Python state counts: what is under a key in some container."""
+        same_place = (row for row in self.rows if any(row.container is container for container in containers))
         plain = type(key) in PLAIN  # keys of a program's own classes are asked nothing
         return any(row.key is key or (plain and type(row.key) is type(key) and row.key == key) for row in same_place)
 
     def failure(self, call: CallInputs) -> InputMismatchError | None:
         memo = self.memo()
-        for row in self.found:
+        for row in self.rows:
             now = row.now()
             if row.differs(now, memo):
                 return row.failure(now)
@@ -250,7 +250,7 @@ class Settings(GuardKind):
     def write(self, code: FastCode) -> None:
         body, contents = code.body, _ContainerContents(self.memo())
         shown_empty, lines = set[int](), list[str]()
-        for row in self.found:
+        for row in self.rows:
             value = row.now()
             lines.append(f"if {_differs(body, row.container, row.key, value)}: return None")
             shown_empty.add(id(_shown_empty(row.container, row.key, value)))
@@ -264,7 +264,7 @@ class Settings(GuardKind):
             body.refuse("changed()", changed=contents.changed)
 
     def listed(self) -> Iterator[Guard]:
-        return (Guard(f"`{row.path}`", "value", row.content) for row in self.found)
+        return (Guard(f"`{row.path}`", "value", row.content) for row in self.rows)
 
 
 class _ContainerContents:
@@ -367,11 +367,11 @@ class ChangedObjects(GuardKind):
             return StateMismatchError(
                 f"`{effect.path}` has {len(container)} items, and had {effect.length} {WHEN}",
                 hint=_CHANGES_IT,
-                container=place_of(container, 0)[0],
+                containers=[place_of(container, 0)[0]],
             )
         if not effect.is_in_order(container):
             said = f"`{effect.path}` has its keys in the order {tuple(container)}, and had {effect.order} {WHEN}"
-            return StateMismatchError(said, hint=_CHANGES_IT, container=container)
+            return StateMismatchError(said, hint=_CHANGES_IT, containers=[container])
         return None
 
     def _entry_failure(
@@ -383,11 +383,11 @@ class ChangedObjects(GuardKind):
             now = read(container, name if number is None else call.values[number])
             label = name if number is None else self._metadata.inputs[number].target
             if not any(before.is_found(value, states) for value in (now, *items)):
-                told, was = before.shown(now, states, words)
+                found, expected = before.shown(now, states, words)
                 return StateMismatchError(
-                    f"`{joined(effect.path, label)}` is {told}, and was {was} {WHEN}",
+                    f"`{joined(effect.path, label)}` is {found}, and was {expected} {WHEN}",
                     hint=_CHANGES_IT,
-                    container=place_of(container, label)[0],
+                    containers=[place_of(container, label)[0]],
                 )
         return None
 

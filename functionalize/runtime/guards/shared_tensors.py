@@ -19,8 +19,7 @@ from functionalize.python_state.containers import ABSENT, SetItems
 from functionalize.python_state.slots import Slot
 from functionalize.python_state.traversal_rules import key_behind
 from functionalize.python_state.walk import StateWalk
-from functionalize.runtime.guards.guard import WHEN, CallInputs, FastCode, GuardKind, container_of
-from functionalize.runtime.guards.python_guards import changed_containers
+from functionalize.runtime.guards.guard import WHEN, CallInputs, FastCode, GuardKind, containers_of
 from functionalize.runtime.metadata import ProgramMetadata
 
 _PUT_BACK = "restore the previous objects, or capture again"
@@ -32,7 +31,7 @@ class SharedTensors(GuardKind):
     def __init__(self, metadata: ProgramMetadata, values: Sequence[Any], state: StateWalk, *, kinds: bool) -> None:
         """``kinds``: whether the program may ask for the classes of tensors."""
         inputs, logs = metadata.inputs, _logs(metadata, state)
-        self._metadata, self._state, self._inputs = metadata, state, inputs
+        self._inputs = inputs
         self._numbers = [n for n, entry in enumerate(inputs) if entry.is_tensor and entry.gradient_of is None]
         numbers = {id(values[n]): n for n in reversed(self._numbers)}
         numbers |= {id(values[n]): n for n in reversed(self._numbers) if inputs[n].slot is not None}
@@ -74,11 +73,11 @@ class SharedTensors(GuardKind):
                 return StateMismatchError(
                     f"{self._inputs[number].label} is not in a set that contained it {WHEN}",
                     hint="put it into the set again, or capture again",
-                    container=items,
+                    containers=[items],
                 )
         for slot, number in self._places:
             if number not in call.examples and slot.found() is not values[number]:
-                return self._apart(self._inputs[number].label, self._inputs[number].slot or slot, slot)
+                return self._no_longer_same(self._inputs[number].label, self._inputs[number].slot or slot, slot)
         for number, kind in self._kinds:
             value = values[number]
             if number not in call.examples and value is not None and type(value) is not kind:
@@ -93,7 +92,7 @@ class SharedTensors(GuardKind):
                 return _other_kind(f"`{first.path}`", first, now, kind)
             for slot in rest:
                 if slot.found() is not now:
-                    return self._apart(f"`{first.path}`", first, slot)
+                    return self._no_longer_same(f"`{first.path}`", first, slot)
         if are_examples or not (self._others or self._keyed):
             return None
         now, before = self._identities(values), self._expected
@@ -107,15 +106,14 @@ class SharedTensors(GuardKind):
             f"{what} shares its tensor with other attributes, items or keys of containers than when the program "
             "was captured",
             hint=_PUT_BACK,
-            container=container_of(place),
+            containers=containers_of(place),
         )
 
-    def _apart(self, label: str, first: Slot, slot: Slot) -> StateMismatchError:
-        containers, changed = [container_of(first), container_of(slot)], changed_containers(self._metadata, self._state)
+    def _no_longer_same(self, label: str, first: Slot, slot: Slot) -> StateMismatchError:
         return StateMismatchError(
             f"`{slot.path}` and {label} were the same tensor {WHEN}, and are not any more",
             hint="assign one tensor to both again, or capture again",
-            container=next((container for container in containers if id(container) in changed), containers[1]),
+            containers=containers_of(first, slot),
         )
 
     def _identities(self, values: Sequence[Any]) -> _Identities:
@@ -137,7 +135,7 @@ class _Identities:
 def _other_kind(label: str, slot: Slot | None, now: Any, kind: type) -> StateMismatchError:
     what = "not there" if now is ABSENT else f"a {type(now).__name__}"
     return StateMismatchError(
-        f"{label} is {what}, and was a {kind.__name__} {WHEN}", hint=_PUT_BACK, container=container_of(slot)
+        f"{label} is {what}, and was a {kind.__name__} {WHEN}", hint=_PUT_BACK, containers=containers_of(slot)
     )
 
 

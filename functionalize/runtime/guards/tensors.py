@@ -38,7 +38,7 @@ from functionalize.runtime.guards.guard import (
     FastCode,
     Guard,
     GuardKind,
-    container_of,
+    containers_of,
     mismatch,
 )
 from functionalize.runtime.metadata import GraphInput
@@ -103,13 +103,12 @@ def _mismatch(
     entry: GraphInput, name: str, now: Any, before: Any, kind: type[InputMismatchError] = InputMismatchError
 ) -> InputMismatchError:
     """The error for an input of which a property is another one."""
-    said, container = _TRUE_OR_NOT.get(name), container_of(entry.slot)
+    said, containers = _TRUE_OR_NOT.get(name), containers_of(entry.slot)
     if said is None:
         verbs = ("are", "were") if name == STRIDES else ("is", "was")
-        return mismatch(f"the {name} of {entry.label}", now, before, kind, verbs, container)
-    return kind(
-        f"{entry.label} {said[now][0]}, and {said[before][1]} {WHEN}", hint=_HINTS.get(name, HINT), container=container
-    )
+        return mismatch(f"the {name} of {entry.label}", now, before, kind, verbs, containers)
+    what = f"{entry.label} {said[now][0]}, and {said[before][1]} {WHEN}"
+    return kind(what, hint=_HINTS.get(name, HINT), containers=containers)
 
 
 class AskedAttribute(str):
@@ -195,7 +194,7 @@ class TensorProperties(GuardKind):
         if now is None or before is None:
             what, was = ("no tensor" if look is None else "a tensor" for look in (now, before))
             said = f"{entry.label} is {what}, and was {was} {WHEN}"
-            return InputMismatchError(said, hint=HINT, container=container_of(entry.slot))
+            return InputMismatchError(said, hint=HINT, containers=containers_of(entry.slot))
         for name, this, that in zip(TENSOR_PROPERTIES, now, before, strict=True):
             if this != that:
                 return _mismatch(entry, name, this, that)

@@ -11,25 +11,12 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any
 
 from functionalize.python_state.containers import ABSENT, MAPPINGS, Container, assign, entry, remove, write
-from functionalize.python_state.reconstruct import Maker, ObjectRef
-from functionalize.python_state.slots import ContainerSource, ObjectSource
+from functionalize.python_state.reconstruct import Maker, ObjectRef, Walked
 from functionalize.python_state.snapshot import frozen, same
 from functionalize.python_state.traversal_rules import keys_of
-
-
-class Walked(Protocol):
-    """Objects that were walked, in order."""
-
-    @property
-    def containers(self) -> Mapping[int, ContainerSource]:
-        """What their values sit in."""
-
-    @property
-    def objects(self) -> Sequence[ObjectSource]:
-        """The objects."""
 
 
 @dataclass(frozen=True)
