@@ -1,9 +1,9 @@
 """The worker processes of all sweeps.
 
 In: tasks, whose parts are checked one after the other in one process. Out: a result for each part, also where its
-process dies, hangs or runs out of memory; a new process goes on with the parts after it. Invariant: a worker that has
-used more than `MEMORY` is replaced after its task. Limits: workers import the functions of a `Work`, so they belong to
-modules; a task has the same parts each time.
+process dies, hangs or runs out of memory; a new process goes on with the parts after it. Invariant: a worker that was
+interrupted by a `time_limit` is replaced at once, one that has used more than `MEMORY` after its task. Limits: workers
+import the functions of a `Work`, so they belong to modules; a task has the same parts each time.
 """
 
 from __future__ import annotations
@@ -56,17 +56,25 @@ class OutOfTime(BaseException):
 
 @contextlib.contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raise `OutOfTime` after some seconds. Limits: one at a time."""
-    handler = signal.signal(signal.SIGALRM, _out_of_time)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    """Raise `OutOfTime` after some seconds of the processor, which a busy machine does not change. One at a time.
+
+    What was interrupted, such as an import, may be left undone: a worker is replaced after that.
+    """
+    handler = signal.signal(signal.SIGPROF, _out_of_time)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, handler)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, handler)
+
+
+_interrupted = False
 
 
 def _out_of_time(number: int, frame: object) -> None:
+    global _interrupted
+    _interrupted = True
     raise OutOfTime
 
 
@@ -78,6 +86,7 @@ class _Begun(Generic[Part]):
 @dataclass(frozen=True)
 class _Checked(Generic[Result]):
     result: Result
+    interrupted: bool
 
 
 @dataclass(frozen=True)
@@ -103,6 +112,7 @@ def check_here(work: Work[Task, Part, Result], part: Part) -> Result:
 
 def _serve(work: Work[Any, Any, Any], pipe: Connection) -> None:
     import torch
+    import torch._dynamo  # seconds, which are not those of the first part
 
     torch.set_num_threads(1)
     logging.disable(logging.CRITICAL)
@@ -111,7 +121,7 @@ def _serve(work: Work[Any, Any, Any], pipe: Connection) -> None:
         for number, part in enumerate(work.parts(job.task)):
             if number >= job.after:
                 pipe.send(_Begun(part))
-                pipe.send(_Checked(check_here(work, part)))
+                pipe.send(_Checked(check_here(work, part), _interrupted))
         pipe.send(_Ended(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024))
 
 
@@ -151,12 +161,13 @@ class _Worker(Generic[Task, Part, Result]):
                     self._count += 1
                 elif isinstance(message, _Checked):
                     self._begun = None
+                    if message.interrupted:
+                        self._replace()
                     yield message.result
                 else:
                     self.job = None
                     if message.memory > MEMORY:
-                        self.kill()
-                        self._start()
+                        self._replace()
         except (EOFError, ConnectionResetError):
             self.process.join()
             yield self._lost(Loss(DIED, f"the process died with exit code {self.process.exitcode}"))
@@ -164,13 +175,18 @@ class _Worker(Generic[Task, Part, Result]):
             yield self._lost(Loss(HANGS, f"no answer within {self.work.seconds:.0f} s"))
 
     def _lost(self, loss: Loss) -> Result:
-        if self.job is None or self._begun is None:
+        if self._begun is None:
             raise RuntimeError(f"a worker was lost between two parts of {self.job}: {loss.reason}")
-        rest, part = _Job(self.job.task, self._count), self._begun.part
+        part = self._begun.part
+        self._replace()
+        return self.work.lost(part, loss)
+
+    def _replace(self) -> None:
+        """Go on with a new process, with the parts that are left."""
         self.kill()
         self._start()
-        self.give(rest)
-        return self.work.lost(part, loss)
+        if self.job is not None:
+            self.give(_Job(self.job.task, self._count))
 
 
 class Pool(Generic[Task, Part, Result]):

@@ -22,6 +22,9 @@ def _check(part: str) -> str:
         os._exit(3)
     if part == "hangs second":
         time.sleep(60)
+    if part == "interrupted second":
+        with contextlib.suppress(OutOfTime), time_limit(0.05):
+            _use_processor(5)
     if part == "raises second":
         raise KeyError(part)
     return f"{part}: {os.getpid()}"
@@ -31,17 +34,23 @@ def _lost(part: str, loss: Loss) -> str:
     return f"{part}: {loss.kind}"
 
 
+def _use_processor(seconds: float) -> None:
+    begin = time.process_time()
+    while time.process_time() - begin < seconds:
+        pass
+
+
 WORK = Work(_parts, _check, _lost, 2.0)
 
 
 @pytest.mark.slow(seconds=10)
 def test_each_part_has_one_result() -> None:
-    tasks = ["dies", "hangs", "raises", "goes"]
+    tasks = ["dies", "hangs", "raises", "interrupted"]
     results = dict(result.split(": ") for result in run_all(WORK, tasks, 2))
     assert sorted(results) == sorted(part for task in tasks for part in _parts(task))
     lost = {part: result for part, result in results.items() if not result.isdigit()}
     assert lost == {"dies second": DIED, "hangs second": HANGS, "raises second": RAISES}
-    for task in ("dies", "hangs"):
+    for task in ("dies", "hangs", "interrupted"):
         assert results[f"{task} first"] != results[f"{task} third"]
     assert results["raises first"] == results["raises third"]
 
@@ -57,8 +66,8 @@ def test_a_worker_that_has_used_too_much_memory_is_replaced(monkeypatch: pytest.
 
 def test_a_time_limit_ends_what_catches_exceptions() -> None:
     with pytest.raises(OutOfTime), time_limit(0.05), contextlib.suppress(Exception):
-        time.sleep(5)
-    time.sleep(0.1)  # past the limit, which has no effect any more
+        _use_processor(5)
+    _use_processor(0.1)  # past the limit, which has no effect any more
 
 
 def test_sweeps_are_modules() -> None:

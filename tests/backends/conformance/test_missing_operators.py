@@ -310,8 +310,8 @@ FILLS: dict[str, Program] = {
 @on_each_route
 @pytest.mark.parametrize("name", FILLS)
 def test_numbers_computed_of_sizes(name: str, route: Route, tmp_path: Path) -> None:
-    sizes = {"dynamic_shapes": ({0: torch.export.Dim.DYNAMIC},)}
-    run = route(capture(FILLS[name], (torch.randn(5, 2),), **sizes), tmp_path)
+    sizes = ({0: torch.export.Dim.DYNAMIC},)
+    run = route(capture(FILLS[name], (torch.randn(5, 2),), dynamic_shapes=sizes), tmp_path)
     for count in (5, 3, 7):
         x = torch.randn(count, 2)
         torch.testing.assert_close(pytree.tree_leaves(run(x))[0], FILLS[name](x))
@@ -330,4 +330,4 @@ def test_jax_divides_exactly(divisor: float) -> None:
     pytest.importorskip("jax")
     x = torch.randn(64, 64)
     run = JAX(capture(lambda x: x / divisor, (x,)))
-    torch.testing.assert_close(run(x)[0], x / divisor, rtol=0, atol=0)
+    torch.testing.assert_close(run(x), x / divisor, rtol=0, atol=0)

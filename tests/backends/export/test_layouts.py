@@ -208,7 +208,7 @@ def test_other_dtypes_are_refused() -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_random_arguments_lie_as_they_must(name: str, tmp_path: Path) -> None:
     program, example, _ = CASES[name]
-    called = ONNX(capture(program, (example(),)), tmp_path)
+    called: Any = ONNX(capture(program, (example(),)), tmp_path)
     args, _ = called.random_arguments(0)
     assert args[0].size() == example().size()
     assert called(*args).size() == program(example()).size()

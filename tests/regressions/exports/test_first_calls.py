@@ -61,7 +61,7 @@ def _begins_with_zeros(w: Tensor, x: Tensor) -> Any:
 def test_gradients_of_a_first_call_are_added_to_by_later_ones(function: Any, tmp_path: Path) -> None:
     mine, twin = (nn.Parameter(torch.tensor([1.0, 3.0])) for _ in range(2))
     program = capture(lambda x: function(mine, x), (torch.ones(2),))
-    module = SAVED(program, tmp_path)
+    module: Any = SAVED(program, tmp_path)
     runs = [module, STABLEHLO(program, tmp_path)]
     for number in range(3):
         x = torch.tensor([1.0, 2.0]) + number

@@ -137,7 +137,7 @@ def test_numbers_that_a_program_only_leaves_are_state(tmp_path: Path) -> None:
             return x + 1
 
     watched = Watched()
-    module = SAVED(capture(watched, (torch.ones(2),)), tmp_path)
+    module: Any = SAVED(capture(watched, (torch.ones(2),)), tmp_path)
     assert dict(module.named_buffers()) == {"last": torch.tensor(3.0, dtype=torch.float64)}
     assert module(torch.ones(2)).tolist() == [2.0, 2.0]
     assert dict(module.named_buffers()) == {"last": torch.tensor(2.0, dtype=torch.float64)}

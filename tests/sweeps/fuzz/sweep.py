@@ -24,7 +24,7 @@ from tests.sweeps.fuzz.worlds.program import World
 from tests.sweeps.options import parser
 from tests.sweeps.pool import DIED, HANGS, RAISES, Loss, OutOfTime, Work, run_all, time_limit, whole
 
-SECONDS, SHRINKING, GRACE = 20, 60, 20  # for a program in a mode; to shrink one; until a worker that hangs is killed
+SECONDS, SHRINKING, GRACE = 20, 60, 160  # for a program in a mode; to shrink one; until a worker that hangs is killed
 LENGTH = 8  # steps of a program at most
 WORLDS = "worlds"  # the mode of random Python worlds, which are generated otherwise
 _CALL = re.compile(r"\.\w+\(|[-+*]=|\w\[")

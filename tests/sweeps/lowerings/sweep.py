@@ -13,6 +13,7 @@ import argparse
 import re
 from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
 from tests.support.ledger import REFUSED, RIGHT, SKIPPED, WRONG, Bound, Row
 from tests.support.routes import BACKWARDS, GRADIENTS, JAX, RESULTS, ROUTES, SWEPT
@@ -96,7 +97,7 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     made.add_argument("--dtypes", help=f"default: {','.join(DTYPES)}; with gradients float64")
     made.add_argument("--to", choices=SWEPT, default=JAX.name)
     kinds = made.add_mutually_exclusive_group()
-    differentiated = {"dest": "compares", "action": "store_const", "default": RESULTS}
+    differentiated: Any = {"dest": "compares", "action": "store_const", "default": RESULTS}
     kinds.add_argument("--gradients", const=GRADIENTS, help="compare gradients, in float64", **differentiated)
     kinds.add_argument("--backwards", const=BACKWARDS, help="run the gradients that torch takes", **differentiated)
     made.add_argument("--write", action="store_true", help="write the ledger, for the cases that this runs")

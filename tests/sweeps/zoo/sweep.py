@@ -18,7 +18,7 @@ from tests.sweeps.zoo.check import COUNTED, CRASH, MODES, TIME, Verdict, check, 
 from tests.sweeps.zoo.ci import CI
 from tests.sweeps.zoo.families import FAMILIES
 
-SECONDS, GRACE = 60, 20  # for a model in a mode; in which a time limit must have had its effect
+SECONDS, GRACE = 60, 240  # for a model in a mode; until a worker that hangs is killed
 
 
 @dataclass(frozen=True)
