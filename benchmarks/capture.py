@@ -90,7 +90,9 @@ class Program:
         self.module(**self.batch)
 
     def silent(self) -> int:
-        with Silent() as mode:
+        """How many ops the model dispatches."""
+        mode = Silent()
+        with mode:
             self.eager()
         return mode.ops
 
@@ -215,7 +217,10 @@ def growth() -> None:
 
     captures, nothing = [], []
     for ops in (1_000, 10_000, 100_000):
-        calls = {"capture": partial(capture, partial(chain, ops=ops), (x,)), "silent": partial(silent, ops)}
+        calls: dict[str, Callable[[], object]] = {
+            "capture": partial(capture, partial(chain, ops=ops), (x,)),
+            "silent": partial(silent, ops),
+        }
         timings = interleaved(calls, 1 if ops > 10_000 else 3)
         captures.append((ops, timings["capture"].median / ops * 1e6))
         nothing.append(timings["silent"].median / ops * 1e6)

@@ -96,7 +96,8 @@ def t5() -> torch.nn.Module:
     from transformers import T5Config, T5ForConditionalGeneration
 
     sizes: dict[str, Any] = {"vocab_size": WORDS, "d_model": WIDTH, "d_kv": 8, "d_ff": 2 * WIDTH, "num_heads": 2}
-    return T5ForConditionalGeneration(T5Config(**sizes, num_layers=LAYERS, decoder_start_token_id=0, use_cache=False))
+    sizes |= {"num_layers": LAYERS, "decoder_start_token_id": 0, "use_cache": False}
+    return T5ForConditionalGeneration(T5Config(**sizes))
 
 
 def translation() -> Batch:

@@ -136,11 +136,12 @@ class TrainingStep(torch.nn.Module):
         self.register_buffer("steps", torch.zeros(()))
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        steps: Any = self.steps
         with torch.no_grad():
             self.weight.mul_(0.5)
-        self.steps.add_(1)
+        steps.add_(1)
         y = x * self.weight
-        return y + 1 if self.steps > 0 else y, x.view(3, 1)
+        return y + 1 if steps > 0 else y, x.view(3, 1)
 
 
 def returns_of(call: Callable[[], Any], root: Path) -> Counter[str]:
@@ -221,8 +222,8 @@ def main(arguments: list[str]) -> int:
             print(f"    {file!s:<44} {', '.join(counts)}")
     returns = returns_of_training_step(root)
     print(f"a call of a training step: {len(returns)} modules, {returns.total()} returns")
-    for file, count in returns.most_common():
-        print(f"    {file:<44} {count}")
+    for called, count in returns.most_common():
+        print(f"    {called:<44} {count}")
     for when, names in zip(("in its first trace", "when it is known"), modules_of_ops(root), strict=True):
         print(f"modules that an op passes {when}: {len(names)}: {', '.join(names)}")
     return 0

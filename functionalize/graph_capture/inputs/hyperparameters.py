@@ -86,8 +86,8 @@ class ChangingNumbers:
         ``codes``: of the functions that the program may come to.
         """
         groups, last, self._last = _groups_of(state), self._last, guards.rows
-        if not (groups or last):  # the first capture of what trains nothing, as most are
-            return []
+        if not (groups or self._changing or self._expected) and _are_unchanged(last, guards.rows):
+            return []  # as in most captures: of programs that train nothing, the first one and that with gradients
         places = Counter(id(slot.get()) for slot in state.entered)
         candidates = [one for one in _found_in(guards.rows) if not isinstance(one.guard.container, SetItems)]
         shared = Counter(id(one.value) for one in candidates if type(one.value) is list)
@@ -133,6 +133,16 @@ class ChangingNumbers:
                 self.tied.append((one, before))
         further = {id(one) for one, _ in self.tied}
         return [one for one in taken if id(one) not in further]
+
+
+def _are_unchanged(last: Sequence[PythonGuard], guards: Sequence[PythonGuard]) -> bool:
+    """Whether a capture finds the very values of the last one in the same places; so does the first one."""
+    if last and len(last) != len(guards):
+        return False
+    return all(
+        before.container is now.container and before.key is now.key and (before.value is now.value or is_whole(now.key))
+        for before, now in zip(last, guards, strict=False)
+    )
 
 
 @functools.lru_cache(maxsize=1 << 12)
