@@ -22,6 +22,8 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, S
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
+from functionalize._torch.symbols.traced_symbols import symbol_node_of
+
 Symbol = TypeVar("Symbol", torch.SymFloat, torch.SymInt, torch.SymBool)
 Answer = bool | int | float | complex
 
@@ -207,31 +209,24 @@ def number_node(tracer: Any, expression: Any, asked: Any) -> Node | None:
 
     None where the tracer has not seen one of these yet.
     """
-    known: dict[Any, Any] = tracer.sympy_expr_tracker
     if asked is not None:
         kinds: dict[Any, Any] = {bool: torch.SymBool, int: torch.SymInt, float: torch.SymFloat}
         thunk = tracer.symnode_tracker.get(kinds[asked.pytype](asked))
         if thunk is not None:
             return thunk.force().node  # type: ignore[no-any-return]
-    symbols: dict[Any, Any] = {}
+    nodes: dict[Any, Node] = {}
     for symbol in expression.free_symbols:
-        entry, flag = known.get(symbol), known.get(sympy.Eq(symbol, 1))
-        if entry is None and flag is None:
+        node = symbol_node_of(tracer, symbol) or symbol_node_of(tracer, sympy.Eq(symbol, 1))  # the latter of a bool
+        if node is None:
             return None
-        found = _proxy_of(flag if entry is None else entry)
-        symbols[symbol] = found
-    return _arithmetic(tracer, expression, symbols)
+        nodes[symbol] = node
+    return _arithmetic(tracer, expression, nodes)
 
 
-def _proxy_of(entry: Any) -> Proxy:
-    proxy: Proxy = entry.proxy.force() if hasattr(entry.proxy, "force") else entry.proxy
-    return proxy
-
-
-def _arithmetic(tracer: Any, expression: Any, symbols: dict[Any, Proxy]) -> Node:
+def _arithmetic(tracer: Any, expression: Any, nodes: dict[Any, Node]) -> Node:
     """Nodes that compute an expression, each with its value as a symbol in its meta."""
     last: Node = next(reversed(tracer.graph.nodes))
-    plain = {symbol: Proxy(proxy.node, tracer) for symbol, proxy in symbols.items()}
+    plain = {symbol: Proxy(node, tracer) for symbol, node in nodes.items()}
     with torch._C._EnableTorchFunction():  # what stands for a node reaches the larger of two numbers by it
         result: Node = _interpreted(PythonReferenceAnalysis, plain, expression).node
     added = itertools.takewhile(lambda node: node is not last, reversed(tracer.graph.nodes))
