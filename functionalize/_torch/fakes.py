@@ -330,6 +330,8 @@ def mark_as(fake: Any, tensor: torch.Tensor) -> None:
         fake.requires_grad_(True)
 
 
+# Of a fake tensor, without the property in Python around it, which every op would ask several times.
+fake_device: Callable[[FakeTensor], torch.device] = attrgetter("_fake_device")
 _make_subclass: Any = torch.Tensor._make_subclass
 _reinterpret: Any = attrgetter("_reinterpret_tensor")(torch._C._dynamo.guards)  # a layout, unknown to autograd
 _forbid_data: Any = torch._C._set_throw_on_mutable_data_ptr  # of a storage: all tensors that share it are forbidden
@@ -352,11 +354,11 @@ class FakeFactory:
 
     def view(self, source: FakeTensor, size: Sequence[int], stride: Sequence[int], offset: int) -> FakeTensor:
         """A fake tensor at another place of a fake tensor's storage."""
-        return self.around(source.as_strided(size, stride, offset), source.fake_device)
+        return self.around(source.as_strided(size, stride, offset), fake_device(source))
 
     def part(self, source: FakeTensor, size: Sequence[int], stride: Sequence[int], offset: int) -> FakeTensor:
         """The same, at a fifth of the cost, for a place known to be in the storage; not for inference tensors."""
-        return self.around(_reinterpret(source, size, stride, offset - source.storage_offset()), source.fake_device)
+        return self.around(_reinterpret(source, size, stride, offset - source.storage_offset()), fake_device(source))
 
     def at(self, storage: torch.UntypedStorage, tensor: torch.Tensor) -> FakeTensor:
         """A fake tensor at the place that a tensor has in its storage, in a storage of device ``meta``."""
@@ -368,7 +370,7 @@ class FakeFactory:
 
     def snapshot(self, tensor: FakeTensor) -> FakeTensor:
         """A fake tensor that later changes of the metadata of ``tensor`` do not reach."""
-        return self.around(tensor, tensor.fake_device)
+        return self.around(tensor, fake_device(tensor))
 
     def like_real(self, tensor: torch.Tensor) -> FakeTensor:
         """A fake tensor of the size and the strides of a tensor, with a storage of its own."""

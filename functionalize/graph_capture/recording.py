@@ -76,8 +76,7 @@ class RecordingSession:
             return first
 
         self.recorder = RecordingMode(self.factory, annotate, observe, regions.frames, symbolic=symbolic)
-        tracer: Any = self.recorder.tracer  # of stubs that know another kind, too
-        regions.find_attributes_on(tracer.root)
+        regions.find_attributes_on(self.recorder.tracer.root)
 
     def add_inputs(self, inputs: Sequence[TracedInput]) -> None:
         """Placeholders for the inputs, and their fake tensors as what these stand for."""
@@ -134,7 +133,7 @@ class RecordingSession:
         ``here``: where it is; ``follow`` gets the program before it runs.
         """
         mode, tracer = new_mode(self._remove_views), self.recorder.tracer
-        root: Any = tracer.root  # type: ignore[union-attr]  # of stubs that know another kind, too
+        root = tracer.root
         mode.context.takes_subclasses = False
         self.regions.again = partial(as_program, mode.context, symbolic=self._symbolic)
         finalizer = GraphFinalizer(mode.context, tracer, inputs, here, self.factory.like, self.decider)

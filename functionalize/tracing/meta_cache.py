@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from functionalize._torch import FakeTensor, FakeTensorMode, OpOverload, is_symbolic, storage_id
-from functionalize._torch.fakes import FakeFactory, below_dispatch, data_dependent
+from functionalize._torch.fakes import FakeFactory, below_dispatch, data_dependent, fake_device
 from functionalize._torch.symbols.tracing import TensorTracker
 from functionalize.aliasing.geometry import Layout
 from functionalize.ops import tables, traits
@@ -158,7 +158,7 @@ def _describe(
                 return None
             if arg.fake_mode is not mode or arg.constant is not None:
                 return None
-            parts += (arg.size(), arg.stride(), arg.storage_offset(), dtype, arg.fake_device)
+            parts += (arg.size(), arg.stride(), arg.storage_offset(), dtype, fake_device(arg))
             if nodes is not None and (arg := nodes.node(arg)) is None:
                 return None
         elif kind is int or kind is float or kind is complex:

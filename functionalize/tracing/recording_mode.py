@@ -31,7 +31,6 @@ from functionalize._torch.fakes import FakeFactory, FakeTensor, below_dispatch, 
 from functionalize._torch.symbols.traced_symbols import compared, endless, is_endless, is_foregone
 from functionalize._torch.symbols.tracing import (
     ProxyTorchDispatchMode,
-    TensorTracker,
     name_for,
     new_node,
     new_tracer,
@@ -55,6 +54,7 @@ class RecordingMode(ProxyTorchDispatchMode):
     """Records into ``tracer.graph`` what is dispatched, on the fake tensors of one mode."""
 
     supports_higher_order_operators = True
+    tracer: Any  # of stubs that know other kinds, too
 
     def __init__(
         self,
@@ -73,7 +73,6 @@ class RecordingMode(ProxyTorchDispatchMode):
         self.factory = factory
         self._annotate, self._observe, self._observed = annotate, observe, observed
         self._default_dtype = torch.get_default_dtype()
-        self._nodes: TensorTracker = self.tracer.tensor_tracker  # type: ignore[assignment]  # `new_tracer` makes it
         self._torchs_mode = ProxyTorchDispatchMode(self.tracer, self.tracing_mode)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
@@ -94,7 +93,7 @@ class RecordingMode(ProxyTorchDispatchMode):
 
     def _fast_path(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Results of an op, recorded; ``MISS`` if it has to take torch's path."""
-        call = meta_cache.find(func, args, kwargs, self.factory, self._nodes)
+        call = meta_cache.find(func, args, kwargs, self.factory, self.tracer.tensor_tracker)
         if call is None:
             return meta_cache.MISS
         entry: CacheEntry | None = call.entry
@@ -140,22 +139,22 @@ class RecordingMode(ProxyTorchDispatchMode):
 
     def record_view(self, op: Any, value: FakeTensor, args: tuple[Any, ...], result: FakeTensor) -> bool:
         """Add the node ``op(value, *args)`` for a result that exists. False if sizes or data prevent it."""
-        source = self._nodes.node(value)
+        source = self.tracer.tensor_tracker.node(value)
         if source is None or is_symbolic(result) or is_symbolic(value):
             return record_view(self, op, value, args, result)
         with below_dispatch():
-            self._result(self._node(op, (source, *args), {}, random=False), result)
+            self._result(self._node(op, (source, *args), {}, observed=False), result)
         return True
 
     def op_node(self, op: Any, args: Sequence[Any], kwargs: Any) -> Node:
         """Add the node of an op that gives a number, which is not run."""
         node = op_node(self.tracer, op, args, kwargs)
-        self._added(node, random=True)
+        self._added(node, observed=True)
         return node
 
     def _record(self, func: Any, call: CachedCall, out: Any, entry: CacheEntry) -> None:
         """Add the node of an op whose results exist, given its arguments in nodes."""
-        node = self._node(func, tuple(call.args), call.kwargs, random=entry.random)
+        node = self._node(func, tuple(call.args), call.kwargs, observed=entry.random)
         if entry.container is None:
             self._result(node, out)
             return
@@ -175,15 +174,18 @@ class RecordingMode(ProxyTorchDispatchMode):
         item.meta.update({name: node.meta[name] for name in ORIGIN if name in node.meta}, val=shown)
         return item
 
-    def _node(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, random: bool) -> Node:
+    def _node(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, observed: bool) -> Node:
         node = new_node(self.tracer.graph, func, args, kwargs, name_for(func))
         node.meta["original_aten"] = func
-        return self._added(node, random=random) or node
+        return self._added(node, observed=observed) or node
 
-    def _added(self, node: Node, *, random: bool) -> Node | None:
-        """A node was added. Gives another node, where its results stand for that."""
+    def _added(self, node: Node, *, observed: bool) -> Node | None:
+        """A node was added. Gives another one, where its results stand for that.
+
+        ``observed``: whether nodes of such an op are observed.
+        """
         self._annotate(node)
-        if random or self._observed or torch.get_default_dtype() is not self._default_dtype:
+        if observed or self._observed or torch.get_default_dtype() is not self._default_dtype:
             return self._observe(node)
         return None
 
@@ -207,7 +209,7 @@ class RecordingMode(ProxyTorchDispatchMode):
                 break
             if node.target is not operator.getitem or node.meta.keys().isdisjoint(ORIGIN):
                 # All but results of earlier ops that are among the new nodes.
-                self._stand_for(node, self._added(node, random=True), out)
+                self._stand_for(node, self._added(node, observed=True), out)
         return out
 
     def _stand_for(self, node: Node, other: Node | None, out: Any) -> None:

@@ -146,17 +146,15 @@ def name_for(op: Any) -> str:
     return known[1]
 
 
-def new_node(graph: Graph, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> Node:
+def new_node(
+    graph: Graph, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str, kind: str = "call_function"
+) -> Node:
     """A call of an op, given nodes, in a graph that no module owns.
 
     As ``create_node``, which takes twice as long: it searches the arguments for symbols, and calls hooks.
     """
-    return _add_node(graph, "call_function", op, args, kwargs or _NO_KWARGS, name)
-
-
-def _add_node(graph: Graph, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> Node:
     unique = graph._graph_namespace.create_name(name, None)
-    node = Node(graph, unique, kind, target, args, kwargs)
+    node = Node(graph, unique, kind, target, args, kwargs or _NO_KWARGS)
     graph._graph_namespace.associate_name_with_obj(unique, node)
     graph._insert(node)
     graph._find_nodes_lookup_table.insert(node)
@@ -182,7 +180,7 @@ def new_placeholder(graph: Graph, name: str) -> Node:
     FX renames what is called like a function of Python's (`input` to `input_1`). It never gives such a name to another
     node, so this one can have it back.
     """
-    node = _add_node(graph, "placeholder", name, (), _NO_KWARGS, name)
+    node = new_node(graph, name, (), {}, name, "placeholder")
     if node.name != name:
         node.name = name
     return node

@@ -71,7 +71,8 @@ class Provenance:
 
     def note(self, node: Node) -> None:
         """A node was added to the graph just now."""
-        origin = node.meta["stack_trace"] = self.here()  # as text in the end
+        origin: Any = None if self._context is None else self._context.origin
+        origin = node.meta["stack_trace"] = origin or self.here()  # as text in the end
         node.meta["nn_module_stack"] = origin.modules
         if not torch.is_grad_enabled():
             node.meta[NO_GRAD] = True
