@@ -28,7 +28,9 @@ def _hashable(number: Any) -> Any:
 
 def same(first: Sequence[Any], second: Sequence[Any]) -> bool:
     """Whether two lists of sizes are known to be equal, without a guard on a symbol."""
-    return len(first) == len(second) and all(_hashable(a) == _hashable(b) for a, b in zip(first, second, strict=True))
+    if len(first) != len(second):
+        return False
+    return all(a is b or _hashable(a) == _hashable(b) for a, b in zip(first, second, strict=True))
 
 
 def differ(first: Sequence[Any], second: Sequence[Any]) -> bool:

@@ -69,7 +69,7 @@ class _Sharing:
     ones: Sequence[Any] = ()  # data-dependent sizes: it shares it where one of them is one
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ValueArguments:
     """Arguments with handles replaced by values, and whether some value has other strides than its handle."""
 
@@ -376,28 +376,37 @@ class FunctionalizationContext:
 
     def values_of(self, args: Sequence[Any], kwargs: dict[str, Any]) -> ValueArguments:
         """Arguments with handles replaced by values, and whether some value has other strides than its handle."""
-        strides_differ = False
+        values = ValueArguments([], kwargs, strides_differ=False)
+        values.args = self._replaced(args, values)
+        if kwargs:
+            values.kwargs = dict(zip(kwargs, self._replaced(kwargs.values(), values), strict=True))
+        return values
 
-        def to_value(arg: Any) -> Any:
-            nonlocal strides_differ
+    def _replaced(self, args: Iterable[Any], values: ValueArguments) -> list[Any]:
+        """The values of handles among arguments; ``values`` gets to know whether strides differ."""
+        replaced = []
+        for arg in args:
             if isinstance(arg, torch.Tensor):
                 value = self.value(arg)
-                if value is not arg and arg.layout is torch.strided and not strides_differ:
-                    strides_differ = not same_strides(value, arg)
-                return value
-            if isinstance(arg, (list, tuple)):
-                return [to_value(item) for item in arg]
-            return arg
-
-        new_kwargs = {name: to_value(arg) for name, arg in kwargs.items()} if kwargs else kwargs
-        return ValueArguments([to_value(arg) for arg in args], new_kwargs, strides_differ)
+                if value is not arg and not values.strides_differ and arg.layout is torch.strided:
+                    values.strides_differ = not same_strides(value, arg)
+                replaced.append(value)
+            else:
+                replaced.append(self._replaced(arg, values) if isinstance(arg, (list, tuple)) else arg)
+        return replaced
 
     def rehandle(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> Any:
         """The results of an op on values as handles: with eager's strides, where the values' strides differ."""
-        if not self.values_of(args, kwargs).strides_differ:
-            return out
+        strides_differ = self.values_of(args, kwargs).strides_differ
+        return self.with_eager_strides(func, args, kwargs, out) if strides_differ else out
+
+    def with_eager_strides(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> Any:
+        """The same, where the values' strides are known to differ."""
         handles = dry_run.with_eager_strides(self.executor, func, args, kwargs, out)
-        for handle, value in zip(pytree.tree_leaves(handles), pytree.tree_leaves(out), strict=True):
+        pairs = [(handles, out)]
+        if not isinstance(out, torch.Tensor):
+            pairs = list(zip(pytree.tree_leaves(handles), pytree.tree_leaves(out), strict=True))
+        for handle, value in pairs:
             if handle is value:
                 continue
             if self.executor.observed:

@@ -7,7 +7,7 @@ of fake tensors hold zeros.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -147,13 +147,18 @@ def with_eager_strides(executor: ValueExecutor, func: Any, args: Sequence[Any], 
     """
     if not _DATA_DEPENDENT.isdisjoint(func.tags):
         return out  # data-dependent shapes, and tensors whose strides are their own
-    flat, spec = pytree.tree_flatten(out)
     with _same_random_numbers(func, args, kwargs):
-        wanted = pytree.tree_leaves(executor.on_handles(func, args, kwargs))
-    for index, (leaf, want) in enumerate(zip(flat, wanted, strict=True)):
-        if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided and not same_strides(leaf, want):
-            flat[index] = want
-    return pytree.tree_unflatten(flat, spec)
+        wanted = executor.on_handles(func, args, kwargs)
+    if isinstance(out, torch.Tensor):
+        return wanted if _strides_differ(out, wanted) else out
+    flat, spec = pytree.tree_flatten(out)
+    pairs = zip(flat, pytree.tree_leaves(wanted), strict=True)
+    return pytree.tree_unflatten([want if _strides_differ(leaf, want) else leaf for leaf, want in pairs], spec)
+
+
+def _strides_differ(result: Any, wanted: Any) -> bool:
+    strided = isinstance(result, torch.Tensor) and result.layout is torch.strided
+    return strided and not same_strides(result, wanted)
 
 
 def result_dtype(func: Any, args: Sequence[Any], kwargs: Kwargs) -> torch.dtype | None:
@@ -163,8 +168,6 @@ def result_dtype(func: Any, args: Sequence[Any], kwargs: Kwargs) -> torch.dtype 
     return next((result.dtype for result in results), None)
 
 
-@contextlib.contextmanager
-def _same_random_numbers(func: Any, args: Sequence[Any], kwargs: Kwargs) -> Iterator[None]:
+def _same_random_numbers(func: Any, args: Sequence[Any], kwargs: Kwargs) -> contextlib.AbstractContextManager[Any]:
     """A second run of an op must not draw from the program's random numbers."""
-    with torch.random.fork_rng(enabled=draws(func, args, kwargs)):
-        yield
+    return torch.random.fork_rng() if draws(func, args, kwargs) else contextlib.nullcontext()

@@ -99,7 +99,8 @@ class FunctionalizeMode(TorchDispatchMode):
         if known is None:
             known = _handlers[id(func)] = func, _choose(func)
         handler, context = known[1], self.context
-        if self.aside():
+        tracer = current_proxy_mode()
+        if tracer is not self._tracer and tracer is not None:  # as in `aside`
             return func(*args, **kwargs) if kwargs else func(*args)
         context.op, context.origin = func, None
         if self._suspects and handler not in _NO_USES and func is not aten.detach.default:
@@ -129,8 +130,8 @@ class FunctionalizeMode(TorchDispatchMode):
         elif func in traits.ALIGNED_BIAS:
             call_args = with_aligned_bias(context, func, call_args)
         ordered = random_ops.compute(context, func, args, kwargs, writes=False)
-        out = func(*call_args, **call_kwargs) if ordered is None else ordered
-        return context.rehandle(func, args, kwargs, out)
+        out = self._run(func, call_args, call_kwargs) if ordered is None else ordered
+        return context.with_eager_strides(func, args, kwargs, out)
 
     def _metadata(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
         return on_handles(func, args, kwargs)

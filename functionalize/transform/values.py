@@ -31,7 +31,6 @@ from functionalize._torch import (
     on_handles,
     pieces_of,
     point_proxy,
-    pytree,
     record_effect,
     record_symbols,
     record_view,
@@ -85,7 +84,7 @@ class ValueExecutor:
         if self.remove_views:
             view, op = op, copying(op)
             fake = op is not view and isinstance(args[0], FakeTensor)
-            if fake and sized_by_data(args[0], pytree.tree_leaves(args[1:])):
+            if fake and sized_by_data(args[0], args[1:]):
                 # torch's copy ops ask a data-dependent size, their views do not
                 copied = self.record_unbacked(view, args[0], args[1:], on_handles(view, args, {}))
                 if copied is not None:
@@ -265,13 +264,10 @@ class ValueExecutor:
 
 def _prepared(op: Any, args: tuple[Any, ...], *, copies: bool) -> tuple[Any, ...]:
     """Arguments for an op on values; ``copies`` says that the op's ``*_copy`` will run."""
-    if op in traits.VIEWS_BY_ADDRESS:
-        return _by_storage(op, args)
-    if op in traits.KEEPS_OFFSET and not _fills_storage(args[0]):
-        return (aten.clone.default(args[0]), *args[1:])
-    if op in traits.LEGAL_BY_STRIDES and not (copies and op is aten.view.default):  # view_copy takes any strides
-        return (_with_legal_strides(op, args), *args[1:])
-    return args
+    prepare = _PREPARED.get(op)
+    if prepare is None or (copies and op is aten.view.default):  # view_copy takes any strides
+        return args
+    return prepare(op, args)
 
 
 def _by_storage(op: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -287,6 +283,10 @@ def _by_storage(op: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
     return (base, *rest, offset + base.storage_offset())
 
 
+def _without_gaps(op: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    return args if _fills_storage(args[0]) else (aten.clone.default(args[0]), *args[1:])
+
+
 def _starts_storage(value: Value) -> bool:
     offset = value.storage_offset()
     return type(offset) is int and offset == 0
@@ -296,7 +296,11 @@ def _fills_storage(base: Value) -> bool:
     return hint(base.untyped_storage().nbytes()) % base.element_size() == 0
 
 
-def _with_legal_strides(op: Any, args: tuple[Any, ...]) -> torch.Tensor:
+def _with_legal_strides(op: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    return (_legal_base(op, args), *args[1:])
+
+
+def _legal_base(op: Any, args: tuple[Any, ...]) -> torch.Tensor:
     base: torch.Tensor = args[0]
     if op is aten.view.default and is_contiguous(base):
         return base
@@ -325,6 +329,13 @@ def _view_of_nothing(base: torch.Tensor, size: Sequence[Any]) -> None:
     if not unbacked((*base.size(), *size)):
         layout = list(map(hint, base.size())), list(map(hint, base.stride()))
         torch.empty_strided(*layout, device="meta").view(list(map(hint, size)))
+
+
+_PREPARED: dict[Any, Callable[[Any, tuple[Any, ...]], tuple[Any, ...]]] = {
+    **dict.fromkeys(traits.VIEWS_BY_ADDRESS, _by_storage),
+    **dict.fromkeys(traits.KEEPS_OFFSET, _without_gaps),
+    **dict.fromkeys(traits.LEGAL_BY_STRIDES, _with_legal_strides),
+}
 
 
 # Functional ops of the program that address the storage of their argument: where that was viewed or written, they run

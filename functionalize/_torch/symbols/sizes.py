@@ -148,8 +148,10 @@ def _differ(size: Any, other: Any) -> bool:
 
 
 def sized_by_data(tensor: FakeTensor, numbers: Sequence[Any] = ()) -> bool:
-    """Whether sizes, of a tensor or among numbers, are data-dependent, or were so until a guard."""
-    symbols = list(filter(is_symbol, numbers))
+    """Whether sizes, of a tensor or among numbers and lists of some, are data-dependent, or were so until a guard."""
+    symbols: list[Any] = []
+    for number in numbers:
+        symbols += filter(is_symbol, number if isinstance(number, (list, tuple)) else [number])
     if not (is_symbolic(tensor) or symbols):
         return False
     return tensor.fake_mode.static_shapes or unbacked((*tensor.size(), *symbols))
