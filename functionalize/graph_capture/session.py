@@ -22,7 +22,7 @@ from functionalize._torch.fakes import (
 )
 from functionalize.aliasing.geometry import Layout
 from functionalize.graph_capture.backward.gradient_hooks import check_hooks, install_hooks
-from functionalize.graph_capture.backward.gradients_of_state import laid_out
+from functionalize.graph_capture.backward.gradients_of_state import with_visible_layouts
 from functionalize.graph_capture.backward.hooks_left import HooksLeft
 from functionalize.graph_capture.finish.objects import ObjectGraph
 from functionalize.graph_capture.finish.side_effects import SideEffectRecorder, refuse_changes_inside
@@ -330,7 +330,7 @@ class CaptureSession(RecordingSession):
             asked={(n, name) for n, name in questions if not (supposed and name == GRADIENT)},
             written={number for number, entry in enumerate(inputs.inputs) if entry.writes},
             asks_kinds=any(inputs.follower.code.asking[name] for name in ("type", "Parameter", "Buffer")),
-            laid_out=laid_out(inputs.inputs, recorded.graph, self._attributes.unused),
+            laid_out=with_visible_layouts(inputs.inputs, recorded.graph, self._attributes.unused),
         )
         return Capture(
             recorded=recorded,

@@ -26,7 +26,7 @@ aten = torch.ops.aten
 
 
 def sharing(tensors: Sequence[torch.Tensor | None]) -> list[int]:
-    """Of each tensor those that share its memory, itself among them: a bit for each; the same for what is none."""
+    """The tensors that share memory with each tensor, itself included, as bits; None shares with itself alone."""
     keys = [number if tensor is None else ("storage", storage_key(tensor)) for number, tensor in enumerate(tensors)]
     bits: dict[Any, int] = {}
     for number, key in enumerate(keys):
@@ -35,43 +35,43 @@ def sharing(tensors: Sequence[torch.Tensor | None]) -> list[int]:
 
 
 def reads_storages(graph: Graph) -> bool:
-    """Whether a graph reads at addresses in storages, perhaps beyond what an input shows of its own."""
+    """Whether a graph reads at offsets in storages, perhaps outside the elements of an input."""
     return any(graph.find_nodes(op="call_function", target=op, sort=False) for op in traits.BY_ADDRESS)
 
 
 def counting_from_storages(graph: Graph) -> list[Node]:
-    """The nodes that say where in a storage something lies: they are right for inputs that lie where they did."""
+    """The nodes that take an offset in a storage: they are right for inputs at the same offset as in the capture."""
     nodes = [node for op in traits.BY_ADDRESS for node in graph.find_nodes(op="call_function", target=op)]
     return [node for node in nodes if len(node.args) > cast(int, offset_argument(node.target))]
 
 
 def sources_of(graph: Graph, results: int, together: Sequence[int], tangents: Sequence[int]) -> Sources:
-    """What the gradients are computed from, which are the outputs behind ``results`` others.
+    """What the gradients are computed from; the gradients are the outputs after the first ``results``.
 
-    ``together``: of each of the first placeholders all that share its memory, where a graph may read one for another;
-    ``tangents``: from which autograd gets to each gradient.
+    ``together``: for each of the first placeholders those that share its memory, which a graph may read through it;
+    ``tangents``: for each gradient, the tangents from which autograd reaches it.
     """
-    kinds = ((True, True), (False, True), (False, False))
-    found = [_sources(graph, results, together, unread=one, discrete=other) for one, other in kinds]
-    return Sources(found[0], found[1], found[2], tuple(tangents))
+    rules = ((True, True), (False, True), (False, False))
+    by_rule = [_sources(graph, results, together, unread=unread, discrete=discrete) for unread, discrete in rules]
+    return Sources(by_rule[0], by_rule[1], by_rule[2], tuple(tangents))
 
 
 def _sources(graph: Graph, results: int, together: Sequence[int], *, unread: bool, discrete: bool) -> tuple[int, ...]:
-    """``unread``: also placeholders of which only sizes are asked; ``discrete``: also through masks and integers."""
-    found: dict[Node, int] = {}
+    """``unread``: also placeholders whose sizes alone are read; ``discrete``: also through masks and integers."""
+    bits: dict[Node, int] = {}
     for number, node in enumerate(graph.find_nodes(op="placeholder")):
-        found[node] = together[number] if number < len(together) else 1 << number
+        bits[node] = together[number] if number < len(together) else 1 << number
     for node in graph.nodes:
         left_out = (not unread and node.target in traits.READS_METADATA_ONLY) or (not discrete and _is_discrete(node))
-        if node not in found and not left_out:
+        if node not in bits and not left_out:
             read = node.all_input_nodes if unread else _read(node)
-            found[node] = functools.reduce(operator.or_, (found.get(one, 0) for one in read), 0)
+            bits[node] = functools.reduce(operator.or_, (bits.get(arg, 0) for arg in read), 0)
     ends: Any = graph.output_node().args[0]
-    return tuple(found.get(node, 0) for node in ends[results:])
+    return tuple(bits.get(node, 0) for node in ends[results:])
 
 
 def _is_discrete(node: Node) -> bool:
-    """Whether a node gives a mask or integers, through which no gradient goes."""
+    """Whether a node computes a mask or integers, through which no gradient flows."""
     value = node.meta.get("val")
     return isinstance(value, torch.Tensor) and not (value.dtype.is_floating_point or value.dtype.is_complex)
 
@@ -79,7 +79,7 @@ def _is_discrete(node: Node) -> bool:
 def _read(node: Node) -> list[Node]:
     """The arguments whose values a node depends on."""
     whole = item_of(node)
-    if whole is not None and whole.target in traits.UPDATES_STATISTICS and cast(int, node.args[1]) >= 3:  # these
+    if whole is not None and whole.target in traits.UPDATES_STATISTICS and cast(int, node.args[1]) >= 3:  # a statistic
         return [*whole.all_input_nodes]
     if node.target not in traits.UPDATES_STATISTICS:
         return node.all_input_nodes
@@ -90,23 +90,23 @@ def _read(node: Node) -> list[Node]:
 
 
 def forget_unread(graph: Graph) -> None:
-    """Have other values stand for inputs that no result depends on, in dead nodes, which draw numbers.
+    """Replace inputs that no result depends on by constants: dead nodes that draw random numbers still use them.
 
-    Operators take them: zeros are indices of all sizes, ones probabilities.
+    Operators accept the constants: zeros are valid indices for all sizes, ones valid probabilities.
     """
     read = nodes_behind(graph.output_node().all_input_nodes)
     for node in graph.find_nodes(op="placeholder"):
         like = node.meta.get("val")
         if node.users and node not in read and isinstance(like, torch.Tensor) and not is_symbolic(like):
             for part in [user for user in node.users if user.target in traits.READS_BY_ADDRESS]:
-                _substitute(graph, part, part.meta.get("val", like))  # of its storage more may be read than it shows
+                _substitute(graph, part, part.meta.get("val", like))  # reads its storage, perhaps beyond its elements
                 graph.erase_node(part)
             if node.users:
                 _substitute(graph, node, like)
 
 
 def _substitute(graph: Graph, node: Node, like: torch.Tensor) -> None:
-    """Have any other values stand for a node."""
+    """Replace a node by a constant of its metadata."""
     with graph.inserting_before(next(iter(node.users), node)):
         number = int(like.dtype.is_floating_point or like.dtype.is_complex)
         options: dict[str, Any] = {"dtype": like.dtype, "device": like.device}
@@ -116,7 +116,7 @@ def _substitute(graph: Graph, node: Node, like: torch.Tensor) -> None:
 
 
 def drop_dead(graph: Graph) -> None:
-    """As ``eliminate_dead_code``, which asks each node whether it may go: here those that nobody uses."""
+    """Like ``eliminate_dead_code``, which calls ``is_impure`` of each node; here only of nodes without users."""
     for node in reversed(graph.nodes):
         if not node.users and node.op in ("call_function", "get_attr") and not node.is_impure():
             graph.erase_node(node)

@@ -1,6 +1,6 @@
-"""What autograd's graph of a program tells: where gradients may be asked for, and what has none.
+"""Reads autograd's graph of a program: which results have gradients, and why others do not.
 
-Invariant: what a captured backward could not give rightly is refused with the reason.
+Invariant: a captured backward that could not give the right gradients is refused with the reason.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from functionalize.transform.handlers.custom_ops import WithoutFormula
 
 @contextlib.contextmanager
 def requiring(edges: Sequence[Any]) -> Iterator[None]:
-    """Where leaves require gradients that the program has told to require none: results from before have theirs."""
+    """Have leaves require gradients that the program has set to require none: earlier results need theirs."""
     detached = [edge for edge in edges if isinstance(edge, torch.Tensor) and not edge.requires_grad]
     for leaf in detached:
         leaf.requires_grad_()
@@ -57,33 +57,33 @@ def requiring(edges: Sequence[Any]) -> Iterator[None]:
 
 
 def reaching(targets: Sequence[torch.Tensor], sources: Sequence[Any]) -> list[int]:
-    """From which tensors autograd gets to each source, a leaf or an edge: a bit for each of the ``targets``."""
+    """From which ``targets`` autograd reaches each source, a leaf or an edge: a bit for each target."""
     if len(targets) == 1:
         return [1] * len(sources)
     ends = [get_gradient_edge(target) for target in targets]
-    order, opened, ahead = list[Any](), set[Any](), [(edge.node, False) for edge in ends]
-    while ahead:  # an order in which each node comes behind those that lead to it
-        node, done = ahead.pop()
+    order, visited, stack = list[Any](), set[Any](), [(edge.node, False) for edge in ends]
+    while stack:  # an order in which each node comes behind those that lead to it
+        node, done = stack.pop()
         if done:
             order.append(node)
-        elif node not in opened:
-            opened.add(node)
-            ahead.append((node, True))
-            ahead += [(following, False) for following, _ in node.next_functions if following is not None]
+        elif node not in visited:
+            visited.add(node)
+            stack.append((node, True))
+            stack += [(following, False) for following, _ in node.next_functions if following is not None]
     bits, arriving = dict[Any, int](), dict[Any, int]()
     for number, edge in enumerate(ends):
-        for known, key in ((bits, edge.node), (arriving, (edge.node, edge.output_nr))):
-            known[key] = known.get(key, 0) | 1 << number
+        for table, key in ((bits, edge.node), (arriving, (edge.node, edge.output_nr))):
+            table[key] = table.get(key, 0) | 1 << number
     for node in reversed(order):
         for following, output in node.next_functions:
-            for known, key in ((bits, following), (arriving, (following, output))):
-                known[key] = known.get(key, 0) | bits.get(node, 0)
-    edges = [get_gradient_edge(one) if isinstance(one, torch.Tensor) else one for one in sources]
+            for table, key in ((bits, following), (arriving, (following, output))):
+                table[key] = table.get(key, 0) | bits.get(node, 0)
+    edges = [get_gradient_edge(source) if isinstance(source, torch.Tensor) else source for source in sources]
     return [arriving.get((edge.node, edge.output_nr), 0) for edge in edges]
 
 
 def refusals(targets: Mapping[int, torch.Tensor], sources: Sequence[Any]) -> dict[int, NoFormulaError]:
-    """Of the tensors that are computed from the sources by what has no formula: why they have no gradient."""
+    """Why tensors have no gradient that a function without a formula computes from the sources, by their numbers."""
     refused = {
         function: refusal
         for function in functions_behind(target.grad_fn for target in targets.values())
@@ -91,9 +91,9 @@ def refusals(targets: Mapping[int, torch.Tensor], sources: Sequence[Any]) -> dic
     }
     if not refused:
         return {}
-    nodes = {get_gradient_edge(one).node if isinstance(one, torch.Tensor) else one.node for one in sources}
+    nodes = {get_gradient_edge(source).node if isinstance(source, torch.Tensor) else source.node for source in sources}
     refused = {function: refusal for function, refusal in refused.items() if function not in nodes}
-    # No source lies behind a delayed error, which eager's `backward` raises nevertheless.
+    # A delayed error leads to no source; eager's `backward` raises it nevertheless.
     met = {
         function
         for function in refused
@@ -104,7 +104,7 @@ def refusals(targets: Mapping[int, torch.Tensor], sources: Sequence[Any]) -> dic
 
 
 def _refusal(function: Any) -> NoFormulaError | None:
-    """Why a function of autograd's, or that of an operator without a formula, gives no gradient."""
+    """Why an autograd function, or that of an operator without a formula, gives no gradient."""
     if function.name() == _WITHOUT_FORMULA:
         return function.refusal  # type: ignore[no-any-return]
     text = delayed_error(function) if function.name() == DELAYED_ERROR else without_formula(function)
@@ -115,7 +115,7 @@ _WITHOUT_FORMULA = f"{WithoutFormula.__name__}Backward"
 
 
 def refuse_gradients_of_made(handles: Sequence[torch.Tensor], aliases: Sequence[OutputAlias]) -> None:
-    """Raise where a leaf that the program made and gives away would get a gradient from what it gives besides."""
+    """Raise where a leaf that the program made and hands out would get a gradient from its other results."""
     made = {id(handle) for alias, handle in zip(aliases, handles, strict=False) if alias.leaf is not None}
     behind = functions_behind(tensor.grad_fn for tensor in handles) if made else ()
     if any(id(getattr(function, "variable", None)) in made for function in behind):
@@ -123,7 +123,7 @@ def refuse_gradients_of_made(handles: Sequence[torch.Tensor], aliases: Sequence[
 
 
 def check_differentiable(gradients: Sequence[Any], sources: Sequence[Any]) -> None:
-    """Raise where autograd would, if it came by: it looks only at what leads to the inputs that it was asked for."""
+    """Raise where autograd would if it visited the function: it visits only those that lead to the inputs asked for."""
     before = {source.node for source in sources if isinstance(source, GradientEdge)}  # the program
     behind = functions_behind((gradient.grad_fn for gradient in gradients if gradient is not None), before)
     if any(function.name() == DELAYED_ERROR for function in behind):
@@ -138,13 +138,13 @@ def check_devices(gradients: Sequence[Any], targets: Sequence[torch.Tensor]) -> 
 
 
 def check_has_gradients(result: torch.Tensor) -> None:
-    """Raise for a tensor of integers that autograd has in its graph: a comparison in place, of such and a leaf."""
+    """Raise for an integer tensor in autograd's graph: from an in-place comparison of an integer tensor with a leaf."""
     if not (result.dtype.is_floating_point or result.dtype.is_complex):
         raise INTEGERS_WITH_GRADIENTS.error(dtype=result.dtype)
 
 
-def refuse_untold_views(aliases: Sequence[OutputAlias], symbols: SymbolSources) -> None:
-    """Raise where gradients would flow through a view of which a call does not learn where it lies."""
+def refuse_views_at_unknown_offsets(aliases: Sequence[OutputAlias], symbols: SymbolSources) -> None:
+    """Raise where gradients would flow through a view whose layout a call cannot learn."""
     for alias in aliases:
         is_view = alias.leaf is None and (alias.input is not None or alias.base is not None)
         flows = is_view and alias.requires_grad and not alias.own_gradient
@@ -153,18 +153,18 @@ def refuse_untold_views(aliases: Sequence[OutputAlias], symbols: SymbolSources) 
 
 
 def refuse_new_histories(inputs: Sequence[TracedInput], mutations: Sequence[InputMutation]) -> None:
-    """Raise where an input has gradients afterwards, and nothing is written to it that has them."""
+    """Raise where an input gets a gradient history without a write of a value that has one."""
     written = {mutation.input for mutation in mutations if mutation.writes}
     for number, entry in enumerate(inputs):
         fake, value = entry.fake, entry.value
-        told = number in written or not isinstance(value, torch.Tensor) or value.requires_grad
-        if told or fake is None or fake.is_leaf:
+        is_recorded = number in written or not isinstance(value, torch.Tensor) or value.requires_grad
+        if is_recorded or fake is None or fake.is_leaf:
             continue
         raise SET_TO_OTHER_INPUT.error(input=entry.target or entry.name)
 
 
 def forgets(entry: TracedInput) -> bool:
-    """Whether an input knows nothing any more of how it was computed, though it requires gradients: by `detach_`."""
+    """Whether an input that requires gradients has lost the history of its computation, by `detach_`."""
     if entry.edge is None or isinstance(entry.edge, torch.Tensor) or entry.fake is None:
         return False
     return entry.edge.node not in functions_behind([entry.fake.grad_fn])
@@ -173,7 +173,7 @@ def forgets(entry: TracedInput) -> bool:
 def refuse_written_pieces(
     context: FunctionalizationContext, inputs: Sequence[TracedInput], mutations: Sequence[InputMutation]
 ) -> None:
-    """Raise where autograd accepts pieces of an input no more, since another part of the same tensor was written."""
+    """Raise where autograd no longer accepts pieces of an input, as another part of the same tensor was written."""
     cut = [entry for entry in inputs if id(entry.fake) in context.notes.pieces]
     for mutation in mutations if cut else ():
         entry = inputs[mutation.input]
@@ -188,12 +188,12 @@ def refused_write(
     begun: Mapping[int, Input],
     mutations: Sequence[InputMutation],
 ) -> Exception | None:
-    """Why autograd cannot be told of some write from outside of the graph; None where it can of all.
+    """Why autograd cannot record some write from outside the graph; None where it can record all.
 
-    ``begun``: the inputs as they lay before the program ran, by the identities of their fakes.
+    ``begun``: the inputs as they were before the program ran, by the identities of their fakes.
 
-    A write-back to one of several inputs of a storage is seen by autograd as in eager, and so are later uses of the
-    others. In the program it is not, but where the others were made as views of one of the inputs.
+    Autograd sees a write-back to one of several inputs of a storage as in eager, and later uses of the other inputs
+    too. It does not see the write inside the program, unless the other inputs were made as views of one of the inputs.
     """
     reshapes = context.notes.reshapes
     for entry in inputs:
@@ -210,7 +210,7 @@ def refused_write(
         if entry.fake is not None and mutation.differentiable:
             changed = [inputs[other.input] for other in mutations if not _stays(other)]
             why = _refused_part(context, inputs, begun, entry) if mutation.writes else None
-            why = why or _refused_look(mutation, entry, changed, reshapes)
+            why = why or _refused_layout(mutation, entry, changed, reshapes)
             if why is not None:
                 return why
     hidden = context.notes.hidden_from_autograd(entry.fake for entry in inputs)
@@ -220,22 +220,22 @@ def refused_write(
 def _refused_part(
     context: FunctionalizationContext, inputs: Sequence[TracedInput], begun: Mapping[int, Input], entry: TracedInput
 ) -> Exception | None:
-    """Why autograd cannot be told which part of a tensor was written."""
+    """Why autograd cannot record which part of a tensor was written."""
     other = next((other for other in inputs if _meet(entry, other, begun)), None)
     if other is not None:
-        together = all(can_be_view(one) for one in inputs if _of_one_tensor(entry, one))
+        together = all(can_be_view(part) for part in inputs if _of_one_tensor(entry, part))
         return (OVERLAPPING_INPUTS if together else WRITTEN_WITH_OTHER).error(input=entry.target or entry.name)
     if storage_key(entry.fake) in context.notes.readdressed:  # type: ignore[arg-type]
         return WRITTEN_AT_OFFSET.error(input=entry.target or entry.name)
     return None
 
 
-def _refused_look(
+def _refused_layout(
     mutation: InputMutation, entry: TracedInput, changed: Sequence[TracedInput], reshapes: Reshapes
 ) -> Exception | None:
-    """Why autograd cannot be told how a written tensor lies, and what it knows for parts of the same.
+    """Why autograd cannot record the layout of a written tensor, or those of other parts of the same tensor.
 
-    ``changed``: the inputs that get other memory. Autograd looks for the gradient of a part where it lies then.
+    ``changed``: the inputs that get other memory. Autograd looks for the gradient of a part in the new memory.
     """
     if mutation.after:
         return EXPANDED_WRITTEN.error(input=entry.target or entry.name)
@@ -245,7 +245,7 @@ def _refused_look(
 
 
 def _stays(mutation: InputMutation) -> bool:
-    """Whether an input lies in the same memory afterwards, perhaps laid out otherwise, which autograd can be told."""
+    """Whether an input keeps its memory, perhaps with other strides, which autograd can record."""
     return not mutation.after and all(op is torch.ops.aten.as_strided_.default for op, _ in mutation.metadata)
 
 
@@ -260,23 +260,23 @@ def _other_size(fake: torch.Tensor, value: torch.Tensor) -> bool:
 
 
 def _has_other_size(entry: TracedInput) -> bool:
-    """Whether an input that requires gradients got another size: gradients of before have the old one."""
+    """Whether an input that requires gradients got another size: its earlier gradients have the old size."""
     fake, value = entry.fake, entry.value
     return fake is not None and fake.requires_grad and isinstance(value, torch.Tensor) and _other_size(fake, value)
 
 
-def _meet(one: TracedInput, other: TracedInput, begun: Mapping[int, Input]) -> bool:
-    """Whether two inputs shared elements, and are for autograd parts of one tensor, of which the program knows not."""
-    if one.fake is None or other.fake is None or other.fake is one.fake:
+def _meet(entry: TracedInput, other: TracedInput, begun: Mapping[int, Input]) -> bool:
+    """Whether two inputs shared elements and are parts of one tensor for autograd, unknown to the program."""
+    if entry.fake is None or other.fake is None or other.fake is entry.fake:
         return False
-    place, elsewhere = (begun.get(id(fake)) or Input.of(fake) for fake in (one.fake, other.fake))
-    if (one.root or one) is (other.root or other) or place.storage != elsewhere.storage:
+    place, elsewhere = (begun.get(id(fake)) or Input.of(fake) for fake in (entry.fake, other.fake))
+    if (entry.root or entry) is (other.root or other) or place.storage != elsewhere.storage:
         return False
     if disjoint(place.layout, elsewhere.layout):
         return False
-    return _of_one_tensor(one, other)
+    return _of_one_tensor(entry, other)
 
 
-def _of_one_tensor(one: TracedInput, other: TracedInput) -> bool:
-    """Whether two inputs are to autograd parts of one tensor."""
-    return one.known_base is other.known_base is not None
+def _of_one_tensor(entry: TracedInput, other: TracedInput) -> bool:
+    """Whether autograd takes two inputs for parts of one tensor."""
+    return entry.known_base is other.known_base is not None

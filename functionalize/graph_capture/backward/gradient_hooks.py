@@ -1,7 +1,7 @@
-"""Hooks on gradients that the state of a program has: run where it takes gradients, and not where its caller does.
+"""Gradient hooks of a program's state: they run where the program takes gradients, and not where its caller does.
 
-The substitute of a tensor has the hooks of the tensor, in the same dict, so that handles remove them there. What such a
-hook reaches is state, which is looked for only where a program takes gradients: others leave all that to the calls,
+The substitute of a tensor has the hooks of the tensor, in the same dict, so that handles remove them there. What a hook
+reaches is state. It is searched only if the program takes gradients: otherwise hooks run when a call is differentiated,
 whose gradients arrive at the tensors themselves.
 
 Invariant: a hook runs once for each gradient that eager would give it. Limits: hooks of arguments, and of autograd's
@@ -29,10 +29,10 @@ from functionalize.transform.gradients.autograd_notes import Questions
 
 
 def install_hooks(inputs: Iterable[TracedInput]) -> None:
-    """Give the substitutes of state the hooks of what they stand for.
+    """Give the substitutes of state the hooks of their tensors.
 
     Raises:
-        UnsupportedProgramError: one could not run there.
+        UnsupportedProgramError: a hook could not run there.
     """
     for entry in inputs:
         if entry.slot is None or not isinstance(entry.value, torch.Tensor) or entry.fake is None:
@@ -44,9 +44,9 @@ def install_hooks(inputs: Iterable[TracedInput]) -> None:
 
 @contextlib.contextmanager
 def hooks_suspended(inputs: Sequence[TracedInput], asked: Questions) -> Iterator[None]:
-    """Where gradients are taken that the program does not take itself: ``asked`` does not hear of them.
+    """Take gradients that the program does not take itself, without a record in ``asked``.
 
-    The hooks that substitutes share with what they stand for do not run: they will when a call is differentiated.
+    The hooks that substitutes share with their tensors do not run: they run when a call is differentiated.
     """
     shared = [(hooks, dict(hooks)) for entry in inputs for hooks in _shared(entry)]
     for hooks, _ in shared:
@@ -60,14 +60,14 @@ def hooks_suspended(inputs: Sequence[TracedInput], asked: Questions) -> Iterator
 
 
 class ContainerSnapshots:
-    """What objects hold before a backward."""
+    """The contents of objects before a backward."""
 
     def __init__(self, states: Iterable[StateWalk]) -> None:
         sources = (source for walk in states for source in walk.containers.values())
         self._before = [(source.container, source.path, copy_of(source.container)) for source in sources]
 
     def check(self) -> None:
-        """Raise if the backward has changed one.
+        """Raise if the backward has changed an object.
 
         Raises:
             UnsupportedProgramError: it has.
@@ -80,10 +80,10 @@ class ContainerSnapshots:
 def check_hooks(inputs: Sequence[TracedInput], asked: Mapping[tuple[int, str], Location | None]) -> None:
     """Raise where the program left a hook on an input, or takes gradients that run hooks of autograd's functions.
 
-    ``asked``: what it asked of which inputs.
+    ``asked``: the questions of the program, by the number of the input and the question.
 
     Raises:
-        UnsupportedProgramError: so it is.
+        UnsupportedProgramError: it did.
     """
     for number, entry in enumerate(inputs):
         if entry.fake is None or not isinstance(entry.value, torch.Tensor):
@@ -96,7 +96,7 @@ def check_hooks(inputs: Sequence[TracedInput], asked: Mapping[tuple[int, str], L
 
 
 def _shared(entry: TracedInput) -> list[dict[int, Any]]:
-    """The dicts of hooks that a substitute has of what it stands for."""
+    """The dicts of hooks that a substitute shares with its tensor."""
     if entry.fake is None or not isinstance(entry.value, torch.Tensor) or not has_gradient_hooks(entry.fake):
         return []
     own = set(map(id, gradient_hooks(entry.value)))
@@ -104,7 +104,7 @@ def _shared(entry: TracedInput) -> list[dict[int, Any]]:
 
 
 def _refuse_nodes(hook: Callable[..., Any], label: str) -> None:
-    """Raise if a hook refers to functions of autograd: those of substitutes are others."""
+    """Raise if a hook refers to functions of autograd: substitutes have different ones."""
     function = inspect.unwrap(hook)
     for cell in getattr(function, "__closure__", None) or ():
         value = cell_content(cell)

@@ -1,7 +1,7 @@
-"""Gradients that tensors of a program hold: which it leaves there, which it reads, and whether these are added to only.
+"""Gradients of a program's tensors: which it leaves there, which it reads, and whether it only adds to these.
 
-Invariant: a gradient is an input of the graph only where the program reads or writes it. Limits: leaves, and what a
-program made hold one.
+Invariant: a gradient is an input of the graph only where the program reads or writes it. Limits: the gradients of
+leaves, and of tensors that the program made.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ aten = torch.ops.aten
 
 
 def left_by(inputs: Sequence[TracedInput], objects: ObjectGraph) -> dict[int, int | None]:
-    """By identity of an input: the number of the gradient that the program left there, if it is another than before."""
-    given = {id(entry.gradient_of.fake): entry.fake for entry in inputs if entry.gradient_of is not None}
-    found: dict[int, int | None] = {}
+    """The number of the gradient that the program left at an input, by the input's identity, if it is a new one."""
+    before = {id(entry.gradient_of.fake): entry.fake for entry in inputs if entry.gradient_of is not None}
+    left: dict[int, int | None] = {}
     for entry in inputs:
         if entry.gradient_of is not None or entry.fake is None:
             continue
-        leaf = is_leaf(entry.value) or is_leaf(entry.fake) or id(entry.fake) in given or has_gradient(entry.fake)
-        if leaf and entry.fake.grad is not given.get(id(entry.fake)):
-            found[id(entry)] = None if entry.fake.grad is None else objects.number(entry.fake.grad)
-    return found
+        leaf = is_leaf(entry.value) or is_leaf(entry.fake) or id(entry.fake) in before or has_gradient(entry.fake)
+        if leaf and entry.fake.grad is not before.get(id(entry.fake)):
+            left[id(entry)] = None if entry.fake.grad is None else objects.number(entry.fake.grad)
+    return left
 
 
 def left_at_made(inputs: Sequence[TracedInput], objects: ObjectGraph) -> dict[int, int]:
-    """Of tensors that the program made and that the caller gets, by number: the number of the gradient of each."""
-    given, found = {id(entry.fake) for entry in inputs}, dict[int, int]()
-    for number, handle in enumerate(objects.handles):  # which grow: a gradient may have one
-        if id(handle) not in given and (gradient := _gradient(handle)) is not None:
-            found[number] = objects.number(gradient)
-    return found
+    """The number of the gradient of each tensor that the program made and the caller gets, by the tensor's number."""
+    fakes, gradients = {id(entry.fake) for entry in inputs}, dict[int, int]()
+    for number, handle in enumerate(objects.handles):  # grows meanwhile: a gradient may get a handle
+        if id(handle) not in fakes and (gradient := _gradient(handle)) is not None:
+            gradients[number] = objects.number(gradient)
+    return gradients
 
 
 def _gradient(handle: torch.Tensor) -> torch.Tensor | None:
-    with warnings.catch_warnings():  # torch warns of asking a tensor that is no leaf
+    with warnings.catch_warnings():  # torch warns where the tensor is not a leaf
         warnings.simplefilter("ignore", UserWarning)
         return handle.grad
 
@@ -50,9 +50,9 @@ def _gradient(handle: torch.Tensor) -> torch.Tensor | None:
 def drop_unread(
     inputs: Sequence[TracedInput], graph: Graph, written: set[int]
 ) -> tuple[frozenset[int], set[int], bool]:
-    """Gradients that the program neither reads nor writes are no inputs, nor are numbers that it does not read.
+    """Remove the gradients that the program neither reads nor writes from the inputs, and the numbers it does not read.
 
-    Returns the inputs that go; the identities of those whose gradients are read; whether these are added to only.
+    Returns the removed inputs; the identities of those whose gradients are read; whether these are only added to.
     """
     unused, read, accumulates = set[int](), set[int](), True
     for number, (entry, node) in enumerate(zip(inputs, list(graph.find_nodes(op="placeholder")), strict=True)):
@@ -70,26 +70,26 @@ def drop_unread(
     return frozenset(unused), read, accumulates
 
 
-def laid_out(inputs: Sequence[TracedInput], graph: Graph, untouched: Set[int]) -> set[int]:
-    """The gradients of which the program may see how they lie in memory, by number: it does more than to add to them.
+def with_visible_layouts(inputs: Sequence[TracedInput], graph: Graph, untouched: Set[int]) -> set[int]:
+    """The gradients whose layout the program may see, by number: it does more than add to them.
 
     ``untouched``: the identities of fakes that the program has passed to no function of torch's.
     """
     placeholders = {node.target: node for node in graph.find_nodes(op="placeholder")}
-    found = set[int]()
+    visible = set[int]()
     for number, entry in enumerate(inputs):
         if entry.gradient_of is None:
             continue
         node = placeholders.get(entry.name)
         users = [] if node is None else list(node.users)
-        added = node is not None and _is_added_to(node) and all(one.op == "output" for one in users[0].users)
+        added = node is not None and _is_added_to(node) and all(reader.op == "output" for reader in users[0].users)
         if id(entry.fake) not in untouched or (users and not added):
-            found.add(number)
-    return found
+            visible.add(number)
+    return visible
 
 
 def _is_added_to(gradient: Node) -> bool:
-    """Whether a gradient is read once, to be added to."""
+    """Whether a gradient is read once, by an addition to it."""
     user = next(iter(gradient.users), None)
     adds = user is not None and user.target is aten.add.Tensor and user.args[0] is gradient
     return adds and len(gradient.users) == 1

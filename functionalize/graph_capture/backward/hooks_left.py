@@ -1,8 +1,8 @@
-"""Hooks that a program registers on modules and optimizers, and leaves there: entries of dicts, as others are.
+"""Hooks that a program registers on modules and optimizers and leaves there: changes of dicts, like other side effects.
 
-Takes the watched objects of a run. Gives the dicts of hooks that it has changed to the watch: most are empty, and no
-walk looks into those, so new hooks are recognized by the numbers that torch gives to hooks, one after the other.
-Guarantees that none of its hooks is left after a capture. Limits: modules and optimizers that the program reaches.
+Takes the watched objects of a run, and adds the dicts of hooks that the program has changed to them. Most such dicts
+are empty, and no walk enters those, so new hooks are recognized by the increasing numbers that torch gives to hooks.
+Guarantees that none of the program's hooks is left after a capture. Limits: modules and optimizers that it reaches.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from functionalize.refusals.gradients import HOOK_LEFT
 
 
 class HooksLeft:
-    """Where a program may register hooks, from its beginning to its end."""
+    """The modules and optimizers on which a program may register hooks, while it runs."""
 
     def __init__(self, states: Sequence[WatchedState]) -> None:
         self._states, self._first = states, RemovableHandle.next_id
@@ -29,24 +29,24 @@ class HooksLeft:
         return self
 
     def note(self) -> None:
-        """Have those that are there now be among what the program changes.
+        """Count the dicts that hold new hooks among what the program changes.
 
         Raises:
-            UnsupportedProgramError: an argument had none there, and a call does not look into its empty dicts.
+            UnsupportedProgramError: an argument had no hooks there, and a call does not enter its empty dicts.
         """
-        for state, path, hooks in self._found():
+        for state, path, hooks in self._changed():
             if id(hooks) not in state.walk.containers:
                 if state is not self._states[0]:
                     raise HOOK_LEFT.error(place=f"in `{path}` of an argument")
                 state.watch_late(hooks, path, {key: hook for key, hook in hooks.items() if not self._is_new(key)})
 
     def __exit__(self, *raised: object) -> None:
-        for *_, hooks in self._found():
+        for *_, hooks in self._changed():
             for key in filter(self._is_new, list(hooks)):
                 del hooks[key]
 
-    def _found(self) -> Iterator[tuple[WatchedState, str, dict[Any, Any]]]:
-        """The dicts that hold such hooks, with what they are called."""
+    def _changed(self) -> Iterator[tuple[WatchedState, str, dict[Any, Any]]]:
+        """The dicts that hold new hooks, each with its state and path."""
         if self._first == RemovableHandle.next_id:
             return
         for state, path, hooks in self._all():

@@ -4,7 +4,7 @@ A joint graph of a higher order takes the gradients of the order before for resu
 
 Invariant: the backward goes through what autograd recorded while the program ran, so gradients are those that eager
 gives: of ``no_grad`` regions, of functions with a backward of their own, of writes. Limits: a backward that writes to
-what lives outside of it is refused, but for gradients that arrive from outside; one that draws random numbers is
+tensors from outside it is refused, unless they are its incoming gradients; a backward that draws random numbers is
 differentiable once.
 """
 
@@ -67,15 +67,15 @@ EndJoint = Callable[[ProgramMetadata], JointGraph]
 
 @dataclass(frozen=True)
 class Differentiable:
-    """What gradients are traced from: tensors, each with its position among the joint graph's outputs."""
+    """The tensors that gradients are traced from, each with its position among the joint graph's outputs."""
 
-    results: tuple[int, ...]  # outputs of the program's graph that the joint graph gives too
-    bases: tuple[int, ...]  # bases whose values it gives beside them
+    results: tuple[int, ...]  # outputs of the program's graph that the joint graph computes too
+    bases: tuple[int, ...]  # bases whose values it computes beside them
     layouts: tuple[Layout | None, ...]  # of both
     targets: tuple[tuple[int, torch.Tensor], ...]
 
     def giving(self, added: Sequence[int]) -> Differentiable:
-        """The same with further results, which are numbers."""
+        """The same with additional results, which are numbers."""
         count = len(self.results)
         layouts = (*self.layouts[:count], *[None] * len(added), *self.layouts[count:])
         targets = tuple((n + len(added) * (n >= count), target) for n, target in self.targets)
@@ -96,19 +96,19 @@ class JointTracer:
     ) -> None:
         """``order``: how often the program is differentiated, 0 for its forward alone.
 
-        ``states``: the objects that it reaches.
+        ``states``: the objects that the program reaches.
         """
         self._mode, self._tracer, self._fake_mode, self.regions = mode, tracer, fake_mode, regions
         self.order, self._states = order, states
         self._grad_fns: dict[int, Any] = {}
-        self.refused: Mapping[int, Exception] = {}  # results that have no gradient, while others have, and why
-        self.refusal: Exception | None = None  # where none has one, or not all that are written to inputs
+        self.refused: Mapping[int, Exception] = {}  # why some results have no gradient while others have one
+        self.refusal: Exception | None = None  # why no result has one, or one that is written to an input has not
         regions.node_of = lambda tensor: tracked_node(tracer, mode.context.value(tensor))
 
     def begin(self, inputs: Sequence[TracedInput]) -> None:
-        """Remember, before the program runs, where autograd finds the gradients of its inputs, and their versions."""
+        """Record, before the program runs, the gradient edges of its inputs, and their versions."""
         seen: set[int] = set()
-        with torch.inference_mode(False):  # a view that is asked there for its history makes it
+        with torch.inference_mode(False):  # a view makes its history when it is read
             for entry in inputs:
                 if entry.fake is not None and entry.gradient_of is None and id(entry.fake) not in seen:
                     seen.add(id(entry.fake))  # a tensor that is passed twice has one gradient
@@ -121,7 +121,7 @@ class JointTracer:
                 entry.version = entry.fake._version
 
     def find_new_leaves(self, inputs: Sequence[TracedInput]) -> None:
-        """Inputs of which the program says that they require gradients have these from then on."""
+        """Give an edge to the inputs that the program has set to require gradients."""
         seen = {id(entry.fake) for entry in inputs if entry.edge is not None}
         for entry in inputs:
             if entry.gradient_of is None and is_leaf(entry.fake) and id(entry.fake) not in seen:
@@ -129,7 +129,7 @@ class JointTracer:
                 entry.edge = gradient_edge(entry.fake)  # type: ignore[arg-type]
 
     def written_inputs(self, inputs: Sequence[TracedInput]) -> set[int]:
-        """The inputs, by the identities of their fakes, that autograd saw being written."""
+        """The inputs whose writes autograd saw, by the identities of their fakes."""
         return {
             id(entry.fake)
             for entry in inputs
@@ -139,7 +139,7 @@ class JointTracer:
         }
 
     def asserted(self) -> list[Any]:
-        """What was taken for granted of data-dependent symbols."""
+        """What the trace assumed about data-dependent symbols."""
         environment = self._fake_mode.shape_env
         if environment is None or not environment.deferred_runtime_asserts:
             return []
@@ -156,7 +156,7 @@ class JointTracer:
         mutations: Sequence[InputMutation],
         reconstructions: Sequence[Any],
     ) -> Differentiable:
-        """What the joint graph is to give; ``reconstructions``: of what the program returns.
+        """What the joint graph computes and differentiates; ``reconstructions``: of what the program returns.
 
         Raises:
             UnsupportedMutationError: autograd would not accept what the program makes.
@@ -180,15 +180,15 @@ class JointTracer:
                 targets |= {described.result: handle} if described.requires_grad else {}
         bases = [number for number, (base, _) in enumerate(based) if base.result is None]
         targets = self._without_refused(inputs, targets, {m.writes[-1].result for m in mutations if m.writes})
-        found = [(results.index(result), handle) for result, handle in targets.items()]
-        found += [(len(results) + n, based[b][1]) for n, b in enumerate(bases) if based[b][0].requires_grad]
-        laid_out = (*(layouts[result] for result in results), *(based[number][0].layout for number in bases))
-        return Differentiable(tuple(results), tuple(bases), laid_out, tuple(sorted(found, key=lambda pair: pair[0])))
+        numbered = [(results.index(result), handle) for result, handle in targets.items()]
+        numbered += [(len(results) + n, based[b][1]) for n, b in enumerate(bases) if based[b][0].requires_grad]
+        ordered = (*(layouts[result] for result in results), *(based[number][0].layout for number in bases))
+        return Differentiable(tuple(results), tuple(bases), ordered, tuple(sorted(numbered, key=lambda pair: pair[0])))
 
     def _without_refused(
         self, inputs: Sequence[TracedInput], targets: dict[int, torch.Tensor], written: set[int]
     ) -> dict[int, torch.Tensor]:
-        """The targets, by results, without those whose gradients are refused: a call refuses these by themselves.
+        """The targets, by results, without those whose gradients are refused: a call refuses each of these by itself.
 
         ``written``: results that are written to inputs; autograd knows these by their gradients alone.
         """
@@ -209,7 +209,7 @@ class JointTracer:
         bases: Sequence[Node],
         decisions: DecisionsOfGraph,
     ) -> EndJoint | Exception | None:
-        """The joint graph, or why there is none; None where no input gets a gradient.
+        """The joint graph, or why it cannot be traced; None where no input gets a gradient.
 
         ``outputs``: of the program's graph, which get the backward's ``decisions``; ``bases``: values of bases.
         """
@@ -228,10 +228,10 @@ class JointTracer:
                 forward = set(graph.nodes)
                 with requiring(level.sources):
                     reached = reaching([target for _, target in level.wanted.targets], level.sources)
-                found, _, given = self._gradients(level, tangents, create_graph=False)
-                written = list(map(self._written, given))
+                computed, _, incoming = self._gradients(level, tangents, create_graph=False)
+                written = list(map(self._written, incoming))
             contents.check()
-            if self.order == 1 and all(gradient is None for gradient in found):
+            if self.order == 1 and all(gradient is None for gradient in computed):
                 return None
             marked = self.regions.resolve()
             _refuse_drawn(node for node in graph.nodes if node in forward - before)
@@ -242,8 +242,8 @@ class JointTracer:
             level = level.giving(added if self.order == 1 else (), outputs)
             forward |= nodes_behind(outputs)
             placeholders = primals, tangents[-1] if tangents else []
-            joint = copied(graph, placeholders, [*level.results, *found, *written], forward, marked)
-            gradients = dict(zip(self._numbers(inputs, tangents[:-1]), found, strict=True))
+            joint = copied(graph, placeholders, [*level.results, *computed, *written], forward, marked)
+            gradients = dict(zip(self._numbers(inputs, tangents[:-1]), computed, strict=True))
             return functools.partial(self._frozen, joint, inputs, names, gradients, level.wanted, reached)
         except Exception as error:
             return of_derivative(error, self.order)
@@ -251,23 +251,23 @@ class JointTracer:
             _erase_backward(graph, before.union(nodes_behind(outputs)), [n for nodes in tangents for n in nodes])
 
     def _next(self, level: _Level, tangents: list[list[Node]]) -> _Level:
-        """The gradients of one order as the results of the next, and their tangents as further inputs."""
-        nodes, gradients, given = self._gradients(level, tangents, create_graph=True)
+        """The gradients of one order as the results of the next, and their tangents as additional inputs."""
+        nodes, gradients, incoming = self._gradients(level, tangents, create_graph=True)
         check_differentiable(gradients, level.sources)
-        found = [(node, gradient) for node, gradient in zip(nodes, gradients, strict=True) if gradient is not None]
-        targets = [(n, gradient) for n, (_, gradient) in enumerate(found) if gradient.requires_grad]
-        layouts = [frozen_layout(Layout.of(g)) if g.layout is torch.strided else None for _, g in found]
-        wanted = Differentiable(tuple(range(len(found))), (), tuple(layouts), tuple(targets))
-        return _Level([*level.sources, *given], wanted, [node for node, _ in found])
+        results = [(node, gradient) for node, gradient in zip(nodes, gradients, strict=True) if gradient is not None]
+        targets = [(n, gradient) for n, (_, gradient) in enumerate(results) if gradient.requires_grad]
+        layouts = [frozen_layout(Layout.of(g)) if g.layout is torch.strided else None for _, g in results]
+        wanted = Differentiable(tuple(range(len(results))), (), tuple(layouts), tuple(targets))
+        return _Level([*level.sources, *incoming], wanted, [node for node, _ in results])
 
     def _gradients(
         self, level: _Level, tangents: list[list[Node]], create_graph: bool
     ) -> tuple[list[Node | None], Sequence[Any], list[torch.Tensor]]:
-        """The gradients of a level: their nodes, themselves, and their tangents, whose placeholders are added."""
+        """The gradients of a level: their nodes, the tensors, and their tangents, which get placeholders."""
         context = self._mode.context
         targets = [target for _, target in level.wanted.targets]
         tangents.append([])
-        given = [self._tangent(target, tangents, create_graph) for target in targets]
+        incoming = [self._tangent(target, tangents, create_graph) for target in targets]
         writes = {storage_key(tensor): 0 for tensor in self._tracer.tensor_tracker}
         writes |= {key: len(base.log) for key, base in context.graph.bases.items()}
         # A backward runs after the regions of autocast that its forward ran in.
@@ -277,19 +277,19 @@ class JointTracer:
                 mode = self._fake_mode
                 with mode.sizes_count_at_the_end() if isinstance(mode, CaptureFakeMode) else contextlib.nullcontext():
                     gradients = torch.autograd.grad(
-                        targets, level.sources, given, allow_unused=True, create_graph=create_graph
+                        targets, level.sources, incoming, allow_unused=True, create_graph=create_graph
                     )
         check_devices(gradients, targets)
-        own = set() if create_graph else set(map(storage_key, given))
+        own = set() if create_graph else set(map(storage_key, incoming))
         for key, base in context.graph.bases.items():
             outside = (key in writes or base.held is not None) and key not in own
             if outside and len(base.log) > writes.get(key, 0):
                 raise BACKWARD_WRITES.error()
         nodes = [None if gradient is None else self._node(context.value(gradient)) for gradient in gradients]
-        return nodes, gradients, given
+        return nodes, gradients, incoming
 
     def _written(self, tangent: torch.Tensor) -> Node | None:
-        """What the backward has written to the gradient of a result; None where it has not."""
+        """The value that the backward has written to the gradient of a result; None where it has not."""
         base = self._mode.context.graph.bases.get(storage_key(tangent))
         return self._node(self._mode.context.value(tangent)) if base is not None and base.log else None
 
@@ -311,7 +311,7 @@ class JointTracer:
         with graph.inserting_after(last) if last is not None else graph.inserting_before():
             node = graph.placeholder(tangent_name(len(tangents), len(tangents[-1])))
         tangents[-1].append(node)
-        node.meta["val"] = on_handles(torch.empty_like, (made,), {})  # nobody holds what is traced
+        node.meta["val"] = on_handles(torch.empty_like, (made,), {})  # nothing else holds this fake
         if is_symbolic(made):
             from functionalize._torch.symbols.symbols import track_input  # here: loads sympy
 
@@ -337,12 +337,12 @@ class JointTracer:
         reached: Sequence[int],
         metadata: ProgramMetadata,
     ) -> JointGraph:
-        """The joint graph once the metadata is known; before, ``graph`` takes all inputs of the program."""
+        """The joint graph once the metadata is known; until then ``graph`` takes all inputs of the program."""
         placeholders = list(graph.find_nodes(op="placeholder"))
         taken = [n for n in range(len(names)) if n not in metadata.unused]
-        if self.order > 1:  # of others than the first, only what is used
+        if self.order > 1:  # a higher order takes only what it uses
             for node in [node for node in graph.nodes if tables.acts(node.target)]:
-                graph.erase_node(node)  # the call has done that
+                graph.erase_node(node)  # the call has done it
             graph.eliminate_dead_code(Node.is_impure)  # random numbers stay
             forget_unread(graph)
             taken = [n for n in taken if placeholders[n].users or gradients.get(n) is not None]
@@ -373,20 +373,20 @@ class JointTracer:
 
 @dataclass(frozen=True)
 class _Level:
-    """What is differentiated: with respect to what, of which tensors; ``results``: the nodes of the forward."""
+    """What is differentiated: ``wanted`` with respect to ``sources``; ``results``: the nodes of the forward."""
 
     sources: Sequence[Any]
     wanted: Differentiable
     results: list[Any]
 
     def giving(self, added: Sequence[int], outputs: Sequence[Any]) -> _Level:
-        """The same with further results, some of the program's outputs."""
+        """The same with additional results, some of the program's outputs."""
         count, nodes = len(self.wanted.results), [outputs[position] for position in added]
         return _Level(self.sources, self.wanted.giving(added), [*self.results[:count], *nodes, *self.results[count:]])
 
 
 def _erase_backward(graph: Graph, kept: set[Node], tangents: Sequence[Node]) -> None:
-    """Leave of a graph what is to be kept."""
+    """Erase the nodes that are not to be kept, and the placeholders of tangents."""
     kept = kept.union(tangents)
     for node in reversed(graph.nodes):
         if node not in kept and not node.users:
@@ -403,14 +403,14 @@ def _refuse_drawn(nodes: Iterable[Node]) -> None:
 
 
 def _refuse_acting(nodes: Iterable[Node]) -> None:
-    """Raise if nodes of a backward are called for what they do: nobody knows how often it will run."""
+    """Raise if nodes of a backward have side effects: nobody knows how often it will run."""
     for node in nodes:
         if tables.acts(node.target):
             raise BACKWARD_ACTS.error(getattr(node.meta.get("stack_trace"), "decisive", None), op=node.target)
 
 
 def _at_risk(fakes: Mapping[int, Any], taken: Sequence[int], metadata: ProgramMetadata) -> list[int]:
-    """The inputs in whose storages a call writes, or grows a version: new metadata in place count as a write."""
+    """The inputs whose storages a call writes to, or whose version it raises: new metadata in place is a write."""
     changed = {*metadata.versions, *(mutation.input for mutation in metadata.mutations)}
     storages = {storage_key(fakes[number]) for number in changed}
     return [number for number in taken if number in fakes and storage_key(fakes[number]) in storages]
@@ -427,6 +427,8 @@ def _in_positions(symbols: SymbolSources, taken: Sequence[int], results: Sequenc
 
 
 def _draws(root: torch.nn.Module, graph: Graph, names: Sequence[str]) -> tuple[Any, ...]:
-    """What the nodes that draw random numbers draw from: the name of an input, a generator, a device that has one."""
-    found = sources(graph, root)
-    return tuple(names[int(one.removeprefix("primals_"))] if isinstance(one, str) else one for one in found)
+    """What the nodes that draw random numbers draw from: the name of an input, a generator, or a device with one."""
+    return tuple(
+        names[int(source.removeprefix("primals_"))] if isinstance(source, str) else source
+        for source in sources(graph, root)
+    )

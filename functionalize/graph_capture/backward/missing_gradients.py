@@ -1,10 +1,10 @@
-"""Whether a program that was captured as if there were gradients does what it does where there are none.
+"""Whether a program that was captured with gradients of its inputs does the same without them.
 
-A training step leaves gradients, which its next call finds. It is captured as both calls have it, and where the two are
-one program, but for what is added to the gradients, one graph is right for both.
+A training step leaves gradients, which its next call finds. It is captured for both calls. Where the two programs
+differ only in additions to the gradients, one graph is right for both.
 
-Invariant: a program that asks whether there is a gradient, and does something else then, is not one. Limits: recipes of
-objects are compared by their plain values.
+Invariant: a program that branches on whether there is a gradient keeps two graphs. Limits: reconstructions of objects
+are compared by their plain values.
 """
 
 from __future__ import annotations
@@ -25,36 +25,36 @@ from functionalize.runtime.calls.specialization import Recorded
 aten = torch.ops.aten
 
 
-def serves_without_gradients(assuming: Recorded, found: Recorded) -> bool:
-    """Whether a program captured as if there were gradients does what one does that was captured without."""
-    one, other = assuming.metadata, found.metadata
-    read = {one.inputs[number].name for number in one.gradients_read}
-    left = {other.inputs[number].name for number in {*other.gradients, *other.gradients_read}}
-    gradients = {entry.name for entry in one.inputs if entry.gradient_of is not None}
-    known = _known_alike(assuming.graph, found.graph, gradients)
-    if known is None or one.graph.answers != other.graph.answers:
+def serves_without_gradients(assuming: Recorded, without: Recorded) -> bool:
+    """Whether a program captured with gradients (``assuming``) does the same as the one captured without them."""
+    assumed, actual = assuming.metadata, without.metadata
+    read = {assumed.inputs[number].name for number in assumed.gradients_read}
+    left = {actual.inputs[number].name for number in {*actual.gradients, *actual.gradients_read}}
+    gradients = {entry.name for entry in assumed.inputs if entry.gradient_of is not None}
+    alike = _alike(assuming.graph, without.graph, gradients)
+    if alike is None or assumed.graph.answers != actual.graph.answers:
         return False
-    if _End.of(assuming, known) != _End.of(found, known):
+    if _End.of(assuming, alike) != _End.of(without, alike):
         return False
-    as_zeros = one.only_accumulates and not other.leaves_sparse_gradients
+    as_zeros = assumed.only_accumulates and not actual.leaves_sparse_gradients
     return not read or (read <= left and as_zeros)
 
 
 @dataclass(frozen=True)
 class _End:
-    """What a call does when its graph has run, by what is known of the values: equal for programs that do the same."""
+    """What a call does after its graph has run, by the values that are alike: equal for programs that do the same."""
 
-    given: list[Any]  # what the tensors are that a program gives, but for gradients
+    given: list[Any]  # the tensors that a program hands out, but for gradients
     plain: list[tuple[type, str]]  # the plain values that it returns and leaves in objects
     written: list[Any]  # what it writes to inputs, but for gradients
-    gradients: dict[str, Any]  # by the input that they are left at
+    gradients: dict[str, Any]  # by the name of the input that holds them
 
     @classmethod
-    def of(cls, recorded: Recorded, known: Mapping[Node, Any]) -> _End:
+    def of(cls, recorded: Recorded, alike: Mapping[Node, Any]) -> _End:
         metadata = recorded.metadata
-        results: Any = map_arg(recorded.graph.output_node().args[0], known.__getitem__)
+        results: Any = map_arg(recorded.graph.output_node().args[0], alike.__getitem__)
         names = [entry.name for entry in metadata.inputs]
-        given = [n for n in range(len(metadata.outputs)) if n not in metadata.gradients.values()]
+        handed_out = [n for n in range(len(metadata.outputs)) if n not in metadata.gradients.values()]
         gradients: dict[str, Any] = {}
         for number, output in metadata.gradients.items():
             gradients[names[number]] = None if output is None else _value(metadata.outputs[output].result, results)
@@ -66,11 +66,11 @@ class _End:
                 written.append((names[mutation.input], values, mutation.metadata, mutation.after))
             else:
                 gradients[names[of]] = values[0][0] if len(values) == 1 and not values[0][1] else object()
-        aliases = [metadata.outputs[number] for number in given]
-        told = [metadata.results, metadata.side_effects, metadata.steps]
+        aliases = [metadata.outputs[number] for number in handed_out]
+        reconstructed = [metadata.results, metadata.side_effects, metadata.steps]
         return cls(
             [(a.kind, a.input is not None and names[a.input], _value(a.result, results)) for a in aliases],
-            list(_plain_values(told, {number: n for n, number in enumerate(given)}, results)),
+            list(_plain_values(reconstructed, {number: n for n, number in enumerate(handed_out)}, results)),
             written,
             gradients,
         )
@@ -81,7 +81,7 @@ def _value(position: int | None, results: Sequence[Any]) -> Any:
 
 
 def _plain_values(value: Any, outputs: Mapping[Any, int], results: Sequence[Any]) -> Iterator[tuple[type, str]]:
-    """The plain values in recipes, with their classes: 1 and True are two; tensors by their place among ``outputs``."""
+    """The plain values in reconstructions, with their classes: 1 and True differ; tensors by place in ``outputs``."""
     waiting, seen = [value], set[int]()
     while waiting:
         part = waiting.pop()
@@ -102,30 +102,30 @@ def _plain_values(value: Any, outputs: Mapping[Any, int], results: Sequence[Any]
         seen.add(id(part))
 
 
-def _known_alike(assuming: Graph, found: Graph, gradients: set[str]) -> dict[Node, Any] | None:
-    """What is the same in a graph and one that has no ``gradients`` to add to; None if they compute other things."""
-    graphs = assuming, found
-    ones, others = ([node for node in graph.nodes if node.op not in ("placeholder", "output")] for graph in graphs)
+def _alike(assuming: Graph, without: Graph, gradients: set[str]) -> dict[Node, Any] | None:
+    """Labels, equal for nodes with one value, in a graph and one without ``gradients``; None if the graphs differ."""
+    graphs = assuming, without
+    nodes, others = ([node for node in graph.nodes if node.op not in ("placeholder", "output")] for graph in graphs)
     inputs = (node for graph in graphs for node in graph.find_nodes(op="placeholder"))
-    known: dict[Node, Any] = {node: node.name for node in inputs}
-    for node in ones:
+    labels: dict[Node, Any] = {node: node.name for node in inputs}
+    for node in nodes:
         if node.target is aten.add.Tensor and isinstance(node.args[0], Node) and node.args[0].name in gradients:
-            known[node] = known[node.args[1]]
+            labels[node] = labels[node.args[1]]
             continue
-        while others and not _are_alike(node, others[0], known):
+        while others and not _are_alike(node, others[0], labels):
             copy = others.pop(0)
             if copy.target not in traits.COPIES_GRADIENT:
                 return None
-            known[copy] = known[copy.args[traits.COPIES_GRADIENT[copy.target]]]
+            labels[copy] = labels[copy.args[traits.COPIES_GRADIENT[copy.target]]]
         if not others:
             return None
-        known[node] = known[others.pop(0)] = object()
-    return None if others else known
+        labels[node] = labels[others.pop(0)] = object()
+    return None if others else labels
 
 
-def _are_alike(one: Node, other: Node, known: Mapping[Node, Any]) -> bool:
-    """Whether two nodes do the same to what is ``known`` to be the same."""
-    if (one.op, one.target) != (other.op, other.target):
+def _are_alike(node: Node, other: Node, labels: Mapping[Node, Any]) -> bool:
+    """Whether two nodes do the same to values with the same labels."""
+    if (node.op, node.target) != (other.op, other.target):
         return False
-    given = [map_arg((node.args, node.kwargs), known.__getitem__) for node in (one, other)]
-    return repr(given[0]) == repr(given[1])
+    calls = [map_arg((each.args, each.kwargs), labels.__getitem__) for each in (node, other)]
+    return repr(calls[0]) == repr(calls[1])

@@ -28,7 +28,7 @@ from functionalize.graph_capture.backward.differentiability import (
     forgets,
     refuse_gradients_of_made,
     refuse_new_histories,
-    refuse_untold_views,
+    refuse_views_at_unknown_offsets,
     refused_write,
 )
 from functionalize.graph_capture.backward.gradients_of_state import drop_unread, left_at_made, left_by
@@ -137,7 +137,7 @@ class GraphFinalizer:
         refuse_gradients_of_made(() if whole else self.handles, aliases)
         read, sized = looked_up(mutations, aliases, analysis.bases), (self.inputs, layouts.before, aliases)
         symbols = symbol_sources(self.tracer, self.outputs, sized, read, joint.asserted())
-        refuse_untold_views(aliases, symbols)
+        refuse_views_at_unknown_offsets(aliases, symbols)
         decisions = DecisionsOfGraph(self.decider, self.outputs)
         further = [*(output for output, _ in symbols.computed), *(decision.output for decision in decisions.all)]
         wanted = [*results, *map(GraphNumber, [*further, *self._object_numbers])]
