@@ -1,7 +1,7 @@
-"""Ends the graph of a program that was recorded: write-backs and results become outputs, the rest becomes metadata.
+"""Ends the graph of a recorded program: write-backs and results become outputs, the rest becomes metadata.
 
-Invariant: the graph's outputs are values alone; what they are to the caller (an input, a view of one, a part to copy)
-is said beside it. Limits: strided tensors.
+Invariant: the graph's outputs are values alone; the metadata says what each is to the caller (an input, a view of one,
+a part to copy). Limits: strided tensors.
 """
 
 from __future__ import annotations
@@ -75,28 +75,28 @@ from functionalize.transform.epilogue import Epilogue, Input, WriteBack
 
 
 class GraphFinalizer:
-    """Ends one graph. To be called when the program has run, below its dispatch mode."""
+    """Ends one graph. Called when the program has run, below its dispatch mode."""
 
     def __init__(
         self,
         context: FunctionalizationContext,
         tracer: Any,
         inputs: list[TracedInput],
-        here: Callable[[], Origin],
+        current_origin: Callable[[], Origin],
         snapshot: Callable[[torch.Tensor], Any],
         decider: Decider | None = None,
     ) -> None:
-        """``here``: where the program is; ``snapshot``: what a tensor looks like, for a node's meta."""
+        """``current_origin``: where the program is; ``snapshot``: a tensor's metadata, for a node's meta."""
         self.context, self.tracer, self.inputs, self.decider = context, tracer, inputs, decider
         self.objects = ObjectGraph(tracer)
         self.handles = self.objects.handles  # what the caller will get
         self.lifter = ConstantLifter(tracer, inputs, snapshot)
         self.outputs = GraphOutputs()
-        self._historian = context.historian = Historian(self._name_of, here)
+        self._historian = context.historian = Historian(self._name_of, current_origin)
         context.graph.keeps_writes = True
-        self._values: dict[int, Node] = {}  # of all that is an output, by the identity of the handle
+        self._values: dict[int, Node] = {}  # of all outputs, by the identity of the handle
         self._object_numbers: list[int] = []  # the outputs that are numbers in objects
-        self._results: dict[int, int] = {}  # of handles, by number: the output that has the value
+        self._results: dict[int, int] = {}  # of handles, by number: the output with the value
         self._written: list[tuple[OutputKind, str, Base]] = []
         self._numbers: dict[int, int] = {}  # of the inputs, by the identities of their fakes
         self._storages = {id(entry.fake): storage_key(entry.fake) for entry in inputs if entry.fake is not None}
@@ -108,19 +108,21 @@ class GraphFinalizer:
     def finalize(
         self, entries: list[Input], returned: list[Any], left_in_objects: LeftInObjects, joint: JointTracer
     ) -> Recorded:
-        """Compute what is still missing, trace the backward, and end the graph.
+        """Compute the missing nodes, trace the backward, and end the graph.
 
-        ``entries``: the program's inputs as they lay before it ran; ``returned``: a list of what it gave back.
+        ``entries``: the program's inputs as they were before it ran; ``returned``: a list that holds its return value.
         """
         gradients, writes = left_by(self.inputs, self.objects), {id(entry): entry.writes for entry in self.inputs}
         whole = HOOKS in self.context.notes.asked and any(number is not None for number in gradients.values())
         left = len(self.handles)  # in objects, and as gradients
         leaves, spec = self.objects.leaves(returned[0])
         references = list(map(self.objects.reference, leaves))
-        known = len(self.handles)
-        recipe = None if self.objects.is_tree(returned[0]) else self.objects.reconstruction(returned[0], "the result")
+        end_of_result = len(self.handles)
+        reconstruction = (
+            None if self.objects.is_tree(returned[0]) else self.objects.reconstruction(returned[0], "the result")
+        )
         held = left_at_made(self.inputs, self.objects)
-        others = [*range(left), *range(known, len(self.handles))]
+        others = [*range(left), *range(end_of_result, len(self.handles))]
         drop_unused(self.inputs, self.tracer.graph, self.context, {id(handle) for handle in self.handles})
         seen = joint.written_inputs(self.inputs)
         with tracing_disabled():
@@ -141,13 +143,13 @@ class GraphFinalizer:
         decisions = DecisionsOfGraph(self.decider, self.outputs)
         further = [*(output for output, _ in symbols.computed), *(decision.output for decision in decisions.all)]
         wanted = [*results, *map(GraphNumber, [*further, *self._object_numbers])]
-        self.context.historian = None  # what the backward does is not the program's
+        self.context.historian = None  # operators of the backward are not the program's
         traced = None if whole else self._traced(joint, analysis, aliases, begun, mutations, wanted, decisions)
-        joint.regions.resolve()  # no more is traced: what a checkpointed region drew a second time goes
+        joint.regions.resolve()  # tracing is done: erase what a checkpointed region drew a second time
         self._count_writes(writes, {mutation.input for mutation in mutations}, layouts.old_storages)
-        given = (results, spec) if recipe is None else ((recipe,), LEAF)
+        described = (results, spec) if reconstruction is None else ((reconstruction,), LEAF)
         metadata = self._metadata(
-            gradients, mutations, (aliases, analysis.bases), given, left_in_objects, layouts, symbols, decisions
+            gradients, mutations, (aliases, analysis.bases), described, left_in_objects, layouts, symbols, decisions
         )
         if metadata.graph.acts and decisions.all:
             self._refuse_acting(metadata)
@@ -155,7 +157,7 @@ class GraphFinalizer:
         return replace(ended, refused=joint.refused if isinstance(ended.joint, JointGraph) else {})
 
     def _refuse_acting(self, metadata: ProgramMetadata) -> None:
-        """Raise where a call may find only on its way that it takes another branch, and would start again."""
+        """Raise where a call may learn midway that it takes another branch, and would start again."""
         if precheck_of(self.tracer.graph, self.tracer.root, metadata) is None:
             first = metadata.graph.decisions[0].location
             refuse_acting(
@@ -173,13 +175,13 @@ class GraphFinalizer:
         results: Sequence[Any],
         decisions: DecisionsOfGraph,
     ) -> EndJoint | Exception | Backward | None:
-        """The joint graph; None where autograd knows nothing that the caller gets."""
+        """The joint graph, or why it is not traced; None where autograd records nothing that the caller gets."""
         joint.find_new_leaves(self.inputs)
         wanted = joint.wanted(self.inputs, analysis, aliases, self.handles, mutations, results)
         if not wanted.targets or not any(entry.edge is not None for entry in self.inputs):
             hidden = self.context.notes.hidden_from_autograd(entry.fake for entry in self.inputs)
             if hidden is not None:
-                raise hidden  # what the caller gets has gradients all the same, as the inputs that it shows
+                raise hidden  # what the caller gets has gradients nevertheless, as views of inputs
             return None
         self.context.notes.reshapes.lost_views.note_use(self.handles)
         refused = refused_write(self.context, self.inputs, begun, mutations)
@@ -194,7 +196,7 @@ class GraphFinalizer:
     # Constants
 
     def _lift_constants(self, written: Sequence[torch.Tensor], entries: Sequence[Input]) -> None:
-        """Turn tensors that the program reached by other ways into inputs: buffers if it wrote them, else constants."""
+        """Lift tensors that the program reached outside its inputs: to buffers if it wrote them, else to constants."""
         storages = {entry.storage for entry in entries}
         own = {id(entry.fake) for entry in self.inputs if entry.fake is not None}
         others = [h for h in written if id(h) not in own and storage_key(h) not in storages]
@@ -202,7 +204,7 @@ class GraphFinalizer:
         self.lifter.lift_attributes(written, others)
 
     def _compute_nodes(self, backs: Sequence[WriteBack], entries: Sequence[Input]) -> None:
-        """Have the nodes of all that is an output: the last inputs are lifted now, and keep their numbers."""
+        """Compute the nodes of all outputs: the last inputs are lifted here, and keep their numbers."""
         storages = {entry.storage for entry in entries}  # which write-backs may write before an output is made
         for back in backs:
             for value in [part.data for part in back.parts]:
@@ -211,13 +213,13 @@ class GraphFinalizer:
                 self._values[id(back.input.handle)] = self._node(back.data)
         fakes = [entry.fake for entry in self.inputs if entry.fake is not None]
         nodes = [(tracked_node(self.tracer, fake), storage_key(fake)) for fake in fakes]
-        given = dict[Any, int](reversed(nodes))  # by the storage of the first
+        storage_of = dict[Any, int](reversed(nodes))  # the storage of the first handle with the node
         for handle in self.handles:
             if id(handle) not in self._values:
-                view = self.context.graph.find(handle)  # of an input of which parts were written, computed here
+                view = self.context.graph.find(handle)  # of an input that was written in part: computed here
                 value = handle if view is None else self.context.read(view)
-                lies, own = storage_key(value), storage_key(handle)
-                if given.setdefault(self._node(value), own) != own or (lies != own and lies in storages):
+                storage, own = storage_key(value), storage_key(handle)
+                if storage_of.setdefault(self._node(value), own) != own or (storage != own and storage in storages):
                     value = self.context.call(torch.ops.aten.clone.default, value)
                 self._values[id(handle)] = self._node(value)
         for number, entry in enumerate(self.inputs):
@@ -227,7 +229,7 @@ class GraphFinalizer:
     # Write-backs
 
     def _write_backs(self, backs: Sequence[WriteBack], layouts: InputLayouts, seen: set[int]) -> list[InputMutation]:
-        """What a call does to its inputs; ``seen``: the fakes, by identity, that autograd saw written."""
+        """What a call does to its inputs; ``seen``: the fakes, by identity, whose writes autograd saw."""
         mutations = [self._write_back(back, layouts, seen) for back in backs]
         refuse_new_histories(self.inputs, mutations)
         return mutations
@@ -238,20 +240,20 @@ class GraphFinalizer:
         if back.data is not None:
             nodes.append((self._values[id(handle)], ()))
         number = self._numbers.get(id(handle))
-        if number is None:  # a write beyond what an input shows of its storage
+        if number is None:  # a write outside the elements of an input, in its storage
             number, layout = layouts.old_storages[storage_key(handle)], frozen_layout(Layout.of(handle))
         entry = self.inputs[number]
         differentiable = id(entry.fake) in seen
         if entry.optional and entry.kind is InputKind.CONSTANT_TENSOR:
             entry.kind, entry.persistent = InputKind.BUFFER, False
-        kind, target = MUTATIONS[entry.kind], entry.target or entry.name
-        writes = tuple(PartialWrite(self.outputs.add(node, kind, target), path) for node, path in nodes)
+        output_kind, target = MUTATIONS[entry.kind], entry.target or entry.name
+        writes = tuple(PartialWrite(self.outputs.add(node, output_kind, target), path) for node, path in nodes)
         view = self.context.graph.find(handle)
         if view is not None:
-            self._written.append((kind, target, view.base))
+            self._written.append((output_kind, target, view.base))
         metadata, after = self._frozen_steps(back.metadata, layouts), self._frozen_steps(back.after, layouts)
         overlaps = layouts.after[number].has_internal_overlap
-        becomes = handle.is_inference()  # by `.data =` of a tensor that is one: a call makes it one if it is none yet
+        becomes = handle.is_inference()  # by `.data =` of an inference tensor: a call makes the input one
         detached = differentiable and forgets(entry)
         return InputMutation(number, metadata, writes, after, layout, differentiable, detached, overlaps, becomes)
 
@@ -275,7 +277,7 @@ class GraphFinalizer:
     # Outputs
 
     def _add_results(self, references: list[Any], left: Sequence[int], gradients: dict[int, int | None]) -> list[Any]:
-        """Outputs for what the program returned, then for what it left; how a call makes what it returned."""
+        """Add outputs for what the program returned, then for what it left. Returns how calls make what it returned."""
         results = list(references)
         for position, made in enumerate(references):
             if isinstance(made, TensorRef):
@@ -292,7 +294,7 @@ class GraphFinalizer:
         return results
 
     def _give(self, number: int, gradient_of: TracedInput | None = None) -> None:
-        """An output for a tensor that the caller gets, or finds as the gradient of an input."""
+        """Add an output for a tensor that the caller gets, or finds as the gradient of an input."""
         node = self._values[id(self.handles[number])]
         if gradient_of is None:
             self._results[number] = self.outputs.add(node, OutputKind.USER_OUTPUT)
@@ -307,19 +309,19 @@ class GraphFinalizer:
     # Metadata
 
     def _layouts(self, begun: dict[int, Input], moved: set[int]) -> InputLayouts:
-        """Where the inputs lay and lie; ``moved``: those whose metadata changed."""
-        found = InputLayouts()
+        """The layouts of inputs before and after the run; ``moved``: the fakes, by identity, whose metadata changed."""
+        layouts = InputLayouts()
         for number, entry in enumerate(self.inputs):
             if entry.fake is None:
                 continue
             first = begun.get(id(entry.fake))
             last = first if first is not None and id(entry.fake) not in moved else Input.of(entry.fake)
             if first is not None:
-                found.before[number] = first.layout
-            found.after[number] = last.layout
-            found.storages.setdefault(last.storage, number)
-            found.old_storages.setdefault((first or last).storage, number)  # a lifted one: nobody could change it
-        return found
+                layouts.before[number] = first.layout
+            layouts.after[number] = last.layout
+            layouts.storages.setdefault(last.storage, number)
+            layouts.old_storages.setdefault((first or last).storage, number)  # a lifted input: nothing could change it
+        return layouts
 
     def _metadata(
         self,
@@ -332,7 +334,7 @@ class GraphFinalizer:
         symbols: SymbolSources,
         decisions: DecisionsOfGraph,
     ) -> ProgramMetadata:
-        """End the graph, and say what it is."""
+        """End the graph, and describe it."""
         self.tracer.graph.output(tuple(self.outputs.nodes))
         drop_dead(self.tracer.graph)
         unused, read, accumulates = drop_unread(self.inputs, self.tracer.graph, {m.input for m in mutations})
@@ -362,17 +364,17 @@ class GraphFinalizer:
     def _count_writes(
         self, writes: Mapping[int, int | None], written: set[int], old_storages: Mapping[int, int]
     ) -> None:
-        """Note how often the program told autograd that it wrote inputs that changed; of one lifted late: once."""
+        """Record how many writes of changed inputs the program reported to autograd; one for an input lifted late."""
         begun = {n: storage_key(e.value) for n, e in enumerate(self.inputs) if isinstance(e.value, torch.Tensor)}
         fakes = [self.inputs[number].fake for number in written]
         owners = {
             old_storages.get(storage_key(fake)) for fake in fakes if fake is not None
-        }  # `set_` to those of others
+        }  # `set_` takes another input's storage
         changed = {begun[number] for number in written | owners if number in begun}
         for number, key in begun.items():
             entry = self.inputs[number]
             own = self._numbers.get(id(entry.fake)) == number and entry.root is None
-            if key in changed and own:  # else a tensor that is passed twice, or its root counts
+            if key in changed and own:  # else its root counts, or the same tensor passed before
                 count = writes.get(id(entry))
                 entry.counted = int(number in written) if count is None else count
 
@@ -404,20 +406,20 @@ class GraphFinalizer:
         )
 
     def _asked(self, metadata: ProgramMetadata) -> dict[tuple[int, str], Location | None]:
-        """What the program asked its inputs, by their numbers, with the lines that errors name."""
+        """The program's questions about its inputs, by their numbers, with the lines that errors name."""
         asked, storages = self.context.notes.asked, self._storages
         for base in filter(self._is_resized_input, self.context.graph.bases.values()):
             beyond = any(mutation.layout is not None for mutation in metadata.mutations)  # as far as it reached
             for question in (STORAGE, OFFSET) if beyond else (STORAGE,):
                 asked.add_all(question, [storages.get(id(base.first), base.key)])
         counting = {node.target for node in nodes_behind(counting_from_storages(self.tracer.graph))}
-        # Tensors that the program made may lie as any of those that it computed them from.
+        # Tensors that the program made may have the strides of any tensor that it computed them from.
         everywhere = {LAYOUT} if asked.keys(LAYOUT) - set(storages.values()) else set()
         answers: dict[tuple[int, str], Location | None] = {}
         for number, entry in enumerate(self.inputs):
             if entry.fake is None:
                 continue
-            storage = storages.get(id(entry.fake)) or storage_key(entry.fake)  # of one that was lifted
+            storage = storages.get(id(entry.fake)) or storage_key(entry.fake)  # of a lifted input
             keys = id(entry.fake), storage, id(getattr(entry.edge, "node", None))
             others = everywhere | ({OFFSET} if entry.name in counting else set())
             answers |= {(number, question): None for question in others}
@@ -425,7 +427,7 @@ class GraphFinalizer:
         return answers
 
     def _is_resized_input(self, base: Base) -> bool:
-        """Whether the storage of an input was resized: what it gains is not what it has."""
+        """Whether the storage of an input was resized: the input does not hold what its storage gained."""
         return type(base.capacity) is int and id(base.first) in self._numbers
 
 

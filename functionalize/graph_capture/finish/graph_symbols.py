@@ -1,6 +1,6 @@
-"""Where a call reads the symbols of a graph: off its inputs and results, and off outputs that are added for them.
+"""Where a call reads the symbols of a graph: from its inputs and results, and from outputs that are added for them.
 
-Invariant: a symbol that a call looks up is told by some size, or is an output. Limits: as for ``SymbolSources``.
+Invariant: a symbol that a call looks up is determined by some size, or is an output. Limits: as for ``SymbolSources``.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ def symbol_sources(
     read: tuple[Sequence[Layout], Sequence[Any]],
     asserted: Sequence[Any],
 ) -> SymbolSources:
-    """Where a call reads the symbols that it looks up; one that no size tells becomes an output of the graph.
+    """Where a call reads the symbols that it looks up; a symbol that no size determines becomes an output of the graph.
 
-    ``sized``: inputs, their layouts before the call, and what the caller gets. ``read``: layouts and numbers in which a
-    call puts integers. ``asserted``: conditions on symbols.
+    ``sized``: inputs, their layouts before the call, and what the caller gets. ``read``: layouts and numbers whose
+    symbols a call replaces by integers. ``asserted``: conditions on symbols.
     """
     entries, layouts, aliases = sized
     inputs = [(number, frozen_layout(layout)) for number, layout in layouts.items() if not layout.static]
@@ -47,4 +47,4 @@ def symbol_sources(
     computed = [(results.add(node, OutputKind.USER_OUTPUT), s) for node, s in nodes if node is not None]
     sources = replace(sources, computed=tuple(computed))
     learned = sources.learned if asserted else set()
-    return replace(sources, asserted=tuple(one for one in asserted if one.free_symbols <= learned))
+    return replace(sources, asserted=tuple(condition for condition in asserted if condition.free_symbols <= learned))

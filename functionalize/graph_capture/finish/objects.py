@@ -1,11 +1,11 @@
-"""The objects that a program returns or leaves: which of them a call has to make again, and how.
+"""The objects that a program returns or leaves: which of them a call must rebuild, and how.
 
-A call makes again what holds a tensor or a number of the program's, and what nobody but the program's results and the
-objects that it changed refers to: that, the program made. Any other object was there before, or is kept elsewhere
-(by a cache, say), and is given as it is. Who refers to whom is asked of the garbage collector.
+A call rebuilds objects that hold a tensor or a number of the program. It also rebuilds objects that only the results
+and the objects that the program changed refer to: the program made them. Any other object was there before, or is kept
+elsewhere (by a cache, say), and is handed out as it is. The garbage collector knows which objects refer to which.
 
-Invariant: an object that is met twice has one reconstruction. Limits: what is made inside and can only be told by its
-class's hidden state is refused; classes that are made inside are those of the capture.
+Invariant: an object that is met twice has one reconstruction. Limits: an object made inside that only hidden state of
+its class describes is refused; classes that are made inside are those of the capture.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ from functionalize.refusals.values import TEXT_OF_TENSOR
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 # Entered: functions have variables, sizes have symbols, and a class may be made inside.
 _ENTERED = frozenset({*_FUNCTIONS, torch.Size, torch.SymInt, torch.Generator, type})
-# Never looked into, and given as they are.
+# Never entered, and handed out as they are.
 _WHOLE = (
-    *(kind for kind in OPAQUE if kind not in _ENTERED),
+    *(cls for cls in OPAQUE if cls not in _ENTERED),
     *(types.CodeType, types.FrameType, types.TracebackType),
 )
-# What pytrees are made of, if they are these very types.
+# The containers of pytrees, by exact type.
 _TREES = frozenset({tuple, list, dict, OrderedDict, defaultdict, deque})
 TEXT = "FakeTensor(..."  # how torch writes a tensor of a capture
-LEAF = pytree.tree_structure(0)  # of a result that is made as a whole
-_ARGUMENTS = 1  # the walk over them
+LEAF = pytree.tree_structure(0)  # of a result that is rebuilt as a whole
+_ARGUMENTS = 1  # the number of their walk
 Roots = Sequence[tuple[Any, Collection[int]]]
 
 
 class ObjectGraph:
-    """The objects that can be reached from what a program gives and leaves."""
+    """The objects that can be reached from what a program returns and leaves."""
 
     def __init__(self, tracer: Any) -> None:
         self._tracer = tracer
@@ -61,21 +61,21 @@ class ObjectGraph:
         self.symbols: list[Any] = []  # of the graph, which objects hold
         self._walked: Mapping[int, tuple[int, int]] = {}
         self._analyzed = False
-        self._rebuilt: dict[int, bool] = {}  # of what was analyzed, whether a call makes it again
-        self._before: set[int] = set()  # what containers held before, where the program left something
-        self._towards: dict[int, Any] = {}  # what leads to a tensor
+        self._rebuilt: dict[int, bool] = {}  # of analyzed objects, whether a call rebuilds them
+        self._before: set[int] = set()  # what the changed containers held before
+        self._towards: dict[int, Any] = {}  # of objects that lead to a tensor: the next one
         self._reconstructions: dict[int, Reconstruction] = {}
         self._kept: list[Any] = []  # so that no identity is used again
         self._pending: list[tuple[list[Any], Sequence[Part], str]] = []
         self.texts: Texts | None = None  # that the program keeps in logs
 
     def analyze(self, walked: Mapping[int, tuple[int, int]], substitutes: Collection[int], roots: Roots) -> None:
-        """Find out what is to be made again.
+        """Find the objects that a call rebuilds.
 
-        ``walked``: by identity, objects that were walked before the program ran: of which walk, which one.
-        ``substitutes``: the identities of tensors that stand for those of the program's state, where these are.
+        ``walked``: objects that were walked before the program ran, by identity: the numbers of walk and object.
+        ``substitutes``: the identities of tensors that are in the places of tensors of the program's state.
         ``roots``: containers in which the program left something, each with the identities of what it held before.
-        Nothing else of ours may refer to what it left.
+        Nothing else in this package may refer to what it left.
         """
         self._walked, self._analyzed = walked, True
         self._before = set[int]().union(*(before for _, before in roots))
@@ -88,7 +88,7 @@ class ObjectGraph:
         self._kept = [*references.nodes.values()]
 
     def is_reached(self, value: Any) -> bool:
-        """Whether an object can be reached from what the program returns, or is left where it was not."""
+        """Whether an object can be reached from what the program returns, or from what it newly left."""
         return id(value) in self._rebuilt or id(value) in self._reconstructions
 
     def number(self, tensor: torch.Tensor) -> int:
@@ -101,52 +101,52 @@ class ObjectGraph:
         return number
 
     def leaves(self, value: Any) -> tuple[list[Any], Any]:
-        """The leaves of what a program returned, and how pytree makes it of them."""
+        """The leaves of a return value, and the spec by which pytree rebuilds it."""
         try:
             return pytree.tree_flatten(value)
         except RecursionError:  # it holds itself
             return [value], LEAF
 
     def reference(self, leaf: Any) -> Any:
-        """What stands for a leaf of a pytree among what the graph gives: for an object that is made again nothing."""
+        """The description of a leaf of the returned pytree; None for an object that is rebuilt."""
         if isinstance(leaf, torch.Tensor):
             return TensorRef(self.number(leaf))
-        if not isinstance(leaf, Node):  # which is made again, and so refused by its path
+        if not isinstance(leaf, Node):  # a node is rebuilt, and so refused with its path
             self._refuse_part(leaf, "the result")
         return of_python(leaf) if isinstance(leaf, SYMBOLS) or not self._is_rebuilt(leaf) else None
 
     def is_tree(self, value: Any) -> bool:
-        """Whether pytree makes it again as it is: containers, each once, of tensors and plain values."""
+        """Whether pytree rebuilds a value as it is: containers, each once, of tensors and plain values."""
         met: set[int] = set()
         return self._is_tree(value, met)
 
     def _is_tree(self, value: Any, met: set[int]) -> bool:
-        kind = type(value)
-        if not (kind in _TREES or _is_record(kind)):
+        cls = type(value)
+        if not (cls in _TREES or _is_record(cls)):
             return _is_tensor_or_number(value) or not (id(value) in self._walked or self._is_rebuilt(value))
-        interned = kind is tuple and not value  # there is one empty tuple
+        interned = cls is tuple and not value  # there is one empty tuple
         if not interned and self._is_one_object(value, met):
             return False
-        if kind is defaultdict and self._is_rebuilt(value.default_factory):
+        if cls is defaultdict and self._is_rebuilt(value.default_factory):
             return False
-        if issubclass(kind, dict):
+        if issubclass(cls, dict):
             for key in value:
                 _refuse_text(key, "the result")
             return not any(map(self._is_rebuilt, value)) and all(self._is_tree(item, met) for item in value.values())
         return all(self._is_tree(item, met) for item in value)
 
     def _is_one_object(self, value: Any, met: set[int]) -> bool:
-        """Whether a container has to be a certain object: one that was there, is left somewhere, or was met already."""
+        """Whether a container must be one particular object: it was there, is left somewhere, or was met already."""
         key = id(value)
         again = key in met or key in self._reconstructions
         met.add(key)
         return again or not (isinstance(value, tuple) or (key not in self._walked and self._rebuilt.get(key, True)))
 
     def reconstruction(self, value: Any, path: str) -> Any:
-        """How a call makes a value; the value itself where it gives that. ``path``: what messages call it.
+        """How a call makes a value; the value itself where a call hands it out. ``path``: its name in messages.
 
         Raises:
-            UnsupportedProgramError: the program made it, and it cannot be made again.
+            UnsupportedProgramError: the program made it, and a call cannot rebuild it.
         """
         described = self._part(value, path)
         while self._pending:
@@ -161,7 +161,7 @@ class ObjectGraph:
             self.symbols.append(value)
             return NumberRef(len(self.symbols) - 1)
         if isinstance(value, str) and self.texts is not None and MARK.search(value):
-            return self.texts.recipe(value, lambda number: self._part(number, path))
+            return self.texts.reconstruction(value, lambda number: self._part(number, path))
         number = self._walked.get(id(value))
         if number is not None:
             return ObjectRef(*number)
@@ -171,10 +171,10 @@ class ObjectGraph:
         self._refuse_part(value, path)
         if not self._is_rebuilt(value):
             return value
-        kind = value if isinstance(value, type) else type(value)
-        if id(kind) in self._towards:
-            raise self._refusal(kind, path if kind is value else f"the class of {path}")
-        if kind is value:
+        cls = value if isinstance(value, type) else type(value)
+        if id(cls) in self._towards:
+            raise self._refusal(cls, path if cls is value else f"the class of {path}")
+        if cls is value:
             return value
         parts = decompose(value)
         if parts is None:
@@ -185,7 +185,7 @@ class ObjectGraph:
         return made
 
     def _refuse_part(self, value: Any, path: str) -> None:
-        """Raise where a value is of the capture's tensors: of autograd's graph, a storage, a text."""
+        """Raise where a value belongs to the capture: autograd's node, a storage, an iterator, a text of a tensor."""
         if isinstance(value, Node) or (isinstance(value, torch.UntypedStorage) and value.device.type == "meta"):
             raise self._refusal(value, path)
         if type(value) is iterators.Substitute:
@@ -193,13 +193,13 @@ class ObjectGraph:
         _refuse_text(value, path)
 
     def _is_rebuilt(self, value: Any) -> bool:
-        """Whether a call has to make it; what was not analyzed was there, or is a part of a reconstruction."""
+        """Whether a call rebuilds a value; what was not analyzed was there before, or is a part of a reconstruction."""
         if id(value) in self._before and id(value) not in self._rebuilt:
             return self._is_of_capture(value)
         return self._rebuilt.get(id(value), self._analyzed and not (_is_whole(value) or _is_old_class(value)))
 
     def _is_of_capture(self, value: Any) -> bool:
-        """Whether what a program found is another thing in a call: made of substitutes, or of objects of its state."""
+        """Whether calls have another value here: this one holds substitutes, or objects of the program's state."""
         value = key_behind(value)
         if isinstance(value, (tuple, list, frozenset)) and id(value) not in self._walked:
             return any(map(self._is_of_capture, value))
@@ -216,20 +216,22 @@ class ObjectGraph:
             else:
                 way += _step(holder, part)
             holder = part
-        kind = value.__qualname__ if isinstance(value, type) else f"of class {type(value).__qualname__}"
+        class_name = value.__qualname__ if isinstance(value, type) else f"of class {type(value).__qualname__}"
         holds = ", and holds a tensor of the program" if id(value) in self._towards else ""
         holds += f" ({path}{way})" if way else ""
-        return OBJECT_MADE.error(self._line_of(holder) or _line_of_generator(value), path=path, kind=kind, holds=holds)
+        return OBJECT_MADE.error(
+            self._line_of(holder) or _line_of_generator(value), path=path, kind=class_name, holds=holds
+        )
 
     def _line_of(self, value: Any) -> Any:
-        """Where a tensor was computed, if that is known."""
+        """The line that computed a tensor, if it is known."""
         node = tracked_node(self._tracer, value) if isinstance(value, torch.Tensor) else None
         origin = None if node is None else node.meta.get("stack_trace")
         return origin.location if isinstance(origin, Origin) else None
 
 
 def _line_of_generator(value: Any) -> Location | None:
-    """Where the code of a generator begins, or of an expression that makes one."""
+    """Where the code of a generator, or of a generator expression, begins."""
     code = getattr(value, "gi_code", None)
     return None if code is None else Location(code.co_filename, code.co_firstlineno, code.co_name)
 
@@ -252,11 +254,11 @@ class _References:
         self.nodes: dict[int, Any] = {}
         self._edges: dict[int, list[int]] = {}
         self._counts: Counter[int] = Counter()  # of references from nodes and roots
-        self._ours: dict[int, Any] = {}  # tensors and numbers of the program's, and what stands for them
-        self._of_state: dict[int, Any] = {}  # objects of its state, in whose places a call may find others
+        self._ours: dict[int, Any] = {}  # values that each call has its own of
+        self._of_state: dict[int, Any] = {}  # objects of its state, which a call may find replaced
 
     def follow(self, roots: Roots) -> None:
-        """Enter all that can be reached from what is new in some containers."""
+        """Enter all objects that can be reached from what is new in some containers."""
         pending: list[Any] = []
         for root, before in roots:
             self._enter((value for value in _content(root) if id(value) not in before), pending)
@@ -283,14 +285,14 @@ class _References:
         return entered
 
     def _is_ours(self, value: Any) -> bool:
-        """Whether it is another one in each call."""
+        """Whether each call has its own: a tensor, a number, or an object of the arguments."""
         if isinstance(value, (FakeTensor, *SYMBOLS)):
             return True
         number = self._walked.get(id(value))
         return number is not None and number[0] == _ARGUMENTS
 
     def held(self) -> set[int]:
-        """The nodes that something else refers to, or that can be reached from such."""
+        """The nodes that something outside refers to, and those that can be reached from them."""
         self.nodes[0] = object()  # to which nothing else refers
         counts = {key: sys.getrefcount(node) for key, node in self.nodes.items()}
         del self.nodes[0]
@@ -304,11 +306,11 @@ class _References:
         return held
 
     def towards(self, held: Collection[int], substitutes: Collection[int]) -> dict[int, Any]:
-        """The nodes from which something of the program's can be reached, each with what leads there.
+        """The nodes from which the program's values can be reached, each with the next object on the way.
 
-        What is ``held`` had state and arguments before: what is in the places of these now leaves with the capture. Not
-        so tuples: one that holds a substitute was made for the capture, and one that holds an object of the program's
-        state is another one where that object is.
+        Objects that are ``held`` held state and arguments before: the substitutes there leave with the capture. Tuples
+        are different: a tuple that holds a substitute was made for the capture, and a tuple that holds an object of the
+        program's state is another tuple in a call that finds another object.
         """
         sources = defaultdict(list)
         for key, edges in self._edges.items():
@@ -337,14 +339,14 @@ class _References:
 
 
 def _content(container: Any) -> list[Any]:
-    """What a container holds, which may be a view of something else."""
+    """The contents of a container, which may be a view of something else."""
     if isinstance(container, dict):
         return [*dict.keys(container), *dict.values(container)]
     return [*container, *container.values()] if isinstance(container, Mapping) else list(container)
 
 
 def _referents(value: Any) -> list[Any]:
-    """What an object refers to; of a function not its globals."""
+    """The objects that an object refers to; for a function without its globals."""
     if isinstance(value, types.FunctionType):
         parts = (value.__closure__, value.__defaults__, value.__kwdefaults__, vars(value))
         return [part for part in parts if part]
@@ -355,21 +357,21 @@ def _referents(value: Any) -> list[Any]:
 
 
 def _is_whole(value: Any) -> bool:
-    """Whether a value is given as it is: no number or text, unless somebody gave it attributes."""
+    """Whether a value is handed out as it is; a number or text only if nobody gave it attributes."""
     return isinstance(value, _WHOLE) and (not isinstance(value, SCALARS) or not attributes_of(value))
 
 
 def _is_old_class(value: Any) -> bool:
-    """Whether a value is a class that no function made."""
+    """Whether a value is a class that was not defined in a function."""
     return isinstance(value, type) and "<locals>" not in value.__qualname__
 
 
-def _is_record(kind: type) -> bool:
-    """Whether it is the class of a named tuple, or one that an operator gives, without attributes of its own."""
+def _is_record(cls: type) -> bool:
+    """Whether a class is a named tuple, or the tuple of an operator's results, without attributes of its own."""
     return (
-        issubclass(kind, tuple)
-        and hasattr(kind, "_fields" if kind.__flags__ & 512 else "n_fields")
-        and "__dict__" not in dir(kind)
+        issubclass(cls, tuple)
+        and hasattr(cls, "_fields" if cls.__flags__ & 512 else "n_fields")
+        and "__dict__" not in dir(cls)
     )
 
 
@@ -378,7 +380,7 @@ def _is_tensor_or_number(value: Any) -> bool:
 
 
 def _step(holder: Any, part: Any) -> str:
-    """What leads from an object to something that it refers to."""
+    """The step from an object to one that it refers to, as text."""
     frame = getattr(holder, "gi_frame", None)
     named = {} if frame is None else dict(frame.f_locals)
     named |= attributes_of(holder) or {}

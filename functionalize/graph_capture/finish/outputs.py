@@ -1,9 +1,9 @@
-"""What the outputs of a captured graph are: in the words of ``torch.export``, and to the caller.
+"""What the outputs of a captured graph are: for ``torch.export``, and for the caller.
 
 The tensors that a caller gets are related to the program's inputs and to one another.
 
 Invariant: an output shares memory where eager's does. Autograd takes it for a view of an input or of a base exactly
-where only views lead there: the gradient of any other goes through the captured backward. Limits: strided tensors.
+where only views lead there: all other gradients go through the captured backward. Limits: strided tensors.
 """
 
 from __future__ import annotations
@@ -63,15 +63,15 @@ class GraphOutputs:
         self.nodes: list[Any] = []
         self.specs: list[OutputSpec] = []
 
-    def add(self, node: Any, kind: OutputKind, target: str | None = None) -> int:
-        """One more output, a node or a plain value; its position."""
+    def add(self, node: Any, output_kind: OutputKind, target: str | None = None) -> int:
+        """Add an output, a node or a plain value. Returns its position."""
         if isinstance(node, Node):
             argument = _ARGUMENTS.get(type(node.meta.get("val")), TensorArgument)(name=node.name)
         else:
-            node = node if type(node) in (int, float, bool, str) else None  # of others the text is no code
+            node = node if type(node) in (int, float, bool, str) else None  # the text of other values is not code
             argument = ConstantArgument(name="", value=node)
         self.nodes.append(node)
-        self.specs.append(OutputSpec(kind, argument, target))
+        self.specs.append(OutputSpec(output_kind, argument, target))
         return len(self.nodes) - 1
 
 
@@ -87,7 +87,7 @@ def signature_of(inputs: Sequence[GraphInput], outputs: Sequence[OutputSpec]) ->
 
 @dataclass
 class InputLayouts:
-    """Where the inputs lay before the program ran and where they lie now, by position; and who has which storage."""
+    """The layouts of inputs before the program ran and after it, by position; and the first input of each storage."""
 
     before: dict[int, Layout] = field(default_factory=dict)
     after: dict[int, Layout] = field(default_factory=dict)
@@ -95,7 +95,7 @@ class InputLayouts:
     storages: dict[int, int] = field(default_factory=dict)  # a storage: the first input that has it
 
 
-_LEAF: dict[str, Any] = {"requires_grad": False, "own_gradient": False}  # as a result of the graph
+_LEAF: dict[str, Any] = {"requires_grad": False, "own_gradient": False}  # how the graph returns it
 
 
 class OutputAnalysis:
@@ -114,7 +114,7 @@ class OutputAnalysis:
     def outputs(
         self, handles: Sequence[torch.Tensor], results: Mapping[int, int], gradients: Mapping[int, int]
     ) -> list[OutputAlias]:
-        """What each of some handles is.
+        """The alias of each handle.
 
         ``results``: the graph's outputs that have their values, ``gradients``: the handles that are their gradients;
         both by number.
@@ -127,7 +127,7 @@ class OutputAnalysis:
         groups = {key: group for key, group in together.items() if len(group) > 1}
         bases = {key: self._base(handles, group, results) for key, group in groups.items()}
         names = {key: position for position, key in enumerate(groups)}
-        found = []
+        aliases = []
         for number, handle in enumerate(handles):
             key, layout = storage_key(handle), frozen_layout(Layout.of(handle))
             alias = OutputAlias(
@@ -142,20 +142,20 @@ class OutputAnalysis:
             if key in groups:
                 alias = self._in_group(handle, alias, bases[key], names[key])
             else:
-                kind, source, own = self._alone(handle, key)
-                alias = replace(alias, kind=kind, input=source, own_gradient=own)
+                alias_kind, source, own = self._alone(handle, key)
+                alias = replace(alias, kind=alias_kind, input=source, own_gradient=own)
             leaf = None if id(handle) in self._numbers else _leaf(handle)
-            found.append(alias if leaf is None else self._silent(handle, alias) or replace(alias, **_LEAF, leaf=leaf))
-        return found
+            aliases.append(alias if leaf is None else self._silent(handle, alias) or replace(alias, **_LEAF, leaf=leaf))
+        return aliases
 
     def _silent(self, handle: torch.Tensor, alias: OutputAlias) -> OutputAlias | None:
-        """An output that was made as a view with gradients off, and requires them as what it views; None of others."""
+        """An output that was made as a view with gradients off, and requires them as its base does; else None."""
         if not made_silently(alias.creation) or isinstance(handle, torch.nn.Parameter) or _accumulates(handle):
             return None
         silent, root = replace(alias, own_gradient=False, leaf=_itself), autograd_base(handle)
         if alias.kind is AliasKind.VIEW_OF_BASE and alias.base is not None:
-            base, given = self.base_handles[alias.base], self.bases[alias.base].result is not None
-            return silent if given and not _is_leaf(base) and autograd_base(base) is root else None
+            base, has_result = self.base_handles[alias.base], self.bases[alias.base].result is not None
+            return silent if has_result and not _is_leaf(base) and autograd_base(base) is root else None
         if alias.kind is not AliasKind.VIEW_OF_INPUT:
             return None
         fakes = (entry.fake for entry in self._inputs if entry.fake is not None and entry.fake.requires_grad)
@@ -165,59 +165,59 @@ class OutputAnalysis:
         return replace(silent, input=self._numbers[id(seen)])
 
     def _alone(self, handle: torch.Tensor, key: int) -> tuple[AliasKind, int | None, bool]:
-        """Of an output that shares memory with inputs at most: kind, input, and whether its gradient is its own."""
+        """The kind, the input and ``own_gradient`` of an output that shares memory with inputs at most."""
         itself, old, new = self._numbers.get(id(handle)), self._layouts.old_storages, self._layouts.storages
         if itself is not None:
             return AliasKind.INPUT, itself, False
         if key in old and key not in new:
-            # Of that storage the call has detached tensors alone.
+            # The call has only detached tensors of that storage.
             return AliasKind.VIEW_OF_OLD_STORAGE, old[key], handle.requires_grad
         if key not in new:
             return AliasKind.RESULT, None, False
-        kind = AliasKind.VIEW_OF_INPUT if key in old else AliasKind.VIEW_OF_NEW_STORAGE
+        alias_kind = AliasKind.VIEW_OF_INPUT if key in old else AliasKind.VIEW_OF_NEW_STORAGE
         sharing = [entry.fake for entry in self._inputs if entry.fake is not None and storage_key(entry.fake) == key]
         if not self._differentiable and handle.requires_grad:  # its memory is one input's, its history another's
             sharing.sort(key=lambda fake: not self._shows(handle, fake))
         through = next((fake for fake in sharing if not self._has_own_gradient(handle, fake)), None)
-        return kind, new[key] if through is None else self._numbers[id(through)], through is None
+        return alias_kind, new[key] if through is None else self._numbers[id(through)], through is None
 
     def _has_own_gradient(self, handle: torch.Tensor, root: torch.Tensor) -> bool:
-        """Whether the gradient of an output in the memory of another tensor is not that of a view of this tensor."""
+        """Whether the gradient of an output in another tensor's memory differs from that of a view of this tensor."""
         if not handle.requires_grad or handle is root:
             return False
         layouts = Layout.of(root), Layout.of(handle)
         if layouts[0].has_internal_overlap:
-            return True  # the gradient of an expanded tensor has places of its own for what shares an element
+            return True  # the gradient of an expanded tensor has separate elements where the tensor shares one
         return not self._shows(handle, root)
 
     def _shows(self, handle: torch.Tensor, root: torch.Tensor) -> bool:
-        """Whether a tensor is to autograd a view of another, and nothing else."""
+        """Whether autograd takes a tensor for a view of another, and for nothing else."""
         seen = is_differentiable(Layout.of(root), Layout.of(handle))
         return handle is root or (seen and _is_view_of(handle, root, self._hooked))
 
     def _in_group(self, handle: torch.Tensor, alias: OutputAlias, base: int | None, group: int) -> OutputAlias:
         if base is None:
-            kind, own = AliasKind.SHARED, handle.requires_grad
+            alias_kind, own = AliasKind.SHARED, handle.requires_grad
         else:
-            kind, own = AliasKind.VIEW_OF_BASE, self._has_own_gradient(handle, self.base_handles[base])
+            alias_kind, own = AliasKind.VIEW_OF_BASE, self._has_own_gradient(handle, self.base_handles[base])
         capacity = frozen_number(handle.untyped_storage().nbytes())
-        return replace(alias, kind=kind, group=group, capacity=capacity, base=base, own_gradient=own)
+        return replace(alias, kind=alias_kind, group=group, capacity=capacity, base=base, own_gradient=own)
 
     def _base(self, handles: Sequence[torch.Tensor], group: list[int], results: Mapping[int, int]) -> int | None:
-        """The tensor that outputs of one storage are views of: one of them, or one that autograd knows."""
+        """The tensor that outputs of one storage are views of: one of them, or a base that autograd knows."""
         members = [handles[number] for number in group]
-        known = [handle for handle in members if handle.requires_grad and self._differentiable]
-        roots = {id(root): root for root in map(autograd_base, known or members)}
+        differentiable = [handle for handle in members if handle.requires_grad and self._differentiable]
+        roots = {id(root): root for root in map(autograd_base, differentiable or members)}
         root = max(
             roots.values(),
             key=lambda tensor: (not _has_lazy_bits(tensor), size_hint(tensor.numel()), tensor.requires_grad),
         )
-        if (known and len(roots) > 1) or _has_lazy_bits(root) or size_hint(root.numel()) == 0:
+        if (differentiable and len(roots) > 1) or _has_lazy_bits(root) or size_hint(root.numel()) == 0:
             return None  # a base without elements has no memory to share
         if storage_key(root) != storage_key(members[0]):
-            return None  # `.data =` gave the view that these are views of other memory
+            return None  # `.data =` gave other memory to the view that they are views of
         itself = next((number for number in group if handles[number] is root), None)
-        if itself is None and not known:
+        if itself is None and not differentiable:
             return None  # without gradients the outputs are copied into one storage
         if not all(_covers(root, handle) for handle in members):
             return None
@@ -229,7 +229,7 @@ class OutputAnalysis:
 
 
 def _leaf(handle: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor] | None:
-    """What makes a leaf, a parameter or a buffer like one that the program made; None where it is not one of these."""
+    """What makes a leaf, a parameter or a buffer like one that the program made; None for any other tensor."""
     if not _is_leaf(handle):
         return None
     if isinstance(handle, torch.nn.Parameter):
@@ -240,7 +240,7 @@ def _leaf(handle: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor] | None
 
 
 def _accumulates(leaf: torch.Tensor) -> bool:
-    """Whether gradients end in a leaf; not in a view that says that it requires them because what it views does."""
+    """Whether gradients end in a leaf; not in a view that requires them only because its base does."""
     with torch.inference_mode(False), torch.enable_grad():
         view: Any = leaf.view_as(leaf)
     return view.grad_fn is not None and view.grad_fn.next_functions[0][0] is not None
@@ -252,20 +252,22 @@ def _itself(made: torch.Tensor) -> torch.Tensor:
 
 @cache
 def _backwards_of_views() -> frozenset[str]:
-    """What autograd calls the functions of views, but for a number at the end."""
+    """The names of autograd's functions of views, without the number at the end."""
     names = {op.overloadpacket.__name__ for op in view_rules.VIEW_RULES.keys() | view_rules.MULTI_OUTPUT_VIEWS}
     return frozenset(f"{name.title().replace('_', '')}Backward" for name in names)
 
 
 def _is_view_of(tensor: torch.Tensor, root: torch.Tensor, hooked: Sequence[Any]) -> bool:
-    """Whether autograd's way from a tensor to another leads through views alone; none of them, nor the end, hooked."""
+    """Whether autograd's path from a tensor to another leads through views alone, without hooks on it or at its end."""
     if not root.requires_grad:
         return False
     if _is_leaf(tensor) and tensor is not root:
-        return False  # a view from before its root was told to require gradients: autograd knows of no way between them
+        return False  # the view is older than its root's `requires_grad`: autograd has no path between them
     edge: Any = tuple(get_gradient_edge(tensor)[:2])
     end: Any = tuple(get_gradient_edge(root)[:2])
-    while not any(edge[0] is one or getattr(edge[0], "variable", None) is one for one in hooked):
+    while not any(
+        edge[0] is hooked_part or getattr(edge[0], "variable", None) is hooked_part for hooked_part in hooked
+    ):
         if edge == end:
             return True
         if edge[0] is None or edge[0].name().rstrip("0123456789") not in _backwards_of_views():
@@ -282,7 +284,7 @@ def _is_leaf(tensor: torch.Tensor) -> bool:
 
 
 def _covers(root: torch.Tensor, view: torch.Tensor) -> bool:
-    """Whether a view can be made of a copy of its root: the root has all of its elements, each at its own place."""
+    """Whether a view can be made of a copy of its root: the root has all of its elements, each in separate memory."""
     base, layout = Layout.of(root), Layout.of(view)
     if base.matches(layout):
         return True
@@ -293,10 +295,10 @@ def _covers(root: torch.Tensor, view: torch.Tensor) -> bool:
 
 
 def _has_lazy_bits(tensor: torch.Tensor) -> bool:
-    """Whether the memory of a tensor holds other numbers than the tensor: a result of a graph has none such."""
+    """Whether a tensor's memory holds other numbers than the tensor, which results of a graph never do."""
     return tensor.is_conj() or tensor.is_neg()
 
 
 def _is_whole(tensor: torch.Tensor) -> bool:
-    """Whether a contiguous tensor has all of its storage; of symbols only what their expressions show."""
+    """Whether a contiguous tensor fills its storage; for symbols as far as their expressions show."""
     return bool(frozen_number(tensor.numel() * tensor.itemsize) == frozen_number(tensor.untyped_storage().nbytes()))

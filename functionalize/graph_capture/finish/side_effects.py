@@ -1,8 +1,8 @@
 """What a program left in the Python objects that it reached, as side effects that a call repeats on its own objects.
 
-Takes the watched objects of a run that has ended, and the graph of objects that says how values are made. Gives one
-:class:`SideEffect` for each container that holds something else than before. Guarantees that no tensor of the capture
-stands in it, only numbers of results, inputs and objects.
+Takes the watched objects of a run that has ended, and the graph of objects that describes how values are made. Returns
+one :class:`SideEffect` for each container whose content changed. Guarantees that it holds no tensor of the capture,
+only numbers of results, inputs and objects.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from functionalize.runtime.outputs.side_effects import ExpectedEntry, ObjectInTu
 
 
 class Objects(Protocol):
-    """What says how the objects that a program leaves are made."""
+    """Describes how the objects that a program leaves are made."""
 
     def analyze(
         self,
@@ -35,10 +35,10 @@ class Objects(Protocol):
         substitutes: Collection[int],
         roots: Sequence[tuple[Any, Collection[int]]],
     ) -> None:
-        """Analyze what it left in some containers, each with the identities of what these held before."""
+        """Analyze what the program left in some containers, each with the identities of what these held before."""
 
     def reconstruction(self, value: Any, path: str) -> Any:
-        """How one value is made."""
+        """How a value is made."""
 
 
 class SideEffectRecorder:
@@ -47,9 +47,9 @@ class SideEffectRecorder:
     def __init__(
         self, states: Sequence[WatchedState], is_log: Callable[[Any], bool], walk_again: Callable[[], StateWalk]
     ) -> None:
-        """``is_log``: whether the program does nothing with a list but to add to it.
+        """``is_log``: whether the program only adds to a list.
 
-        ``walk_again``: what the program can reach now.
+        ``walk_again``: walks what the program can reach now.
         """
         self._states, self._is_log, self._walk_again = states, is_log, walk_again
         self._numbers = {
@@ -60,7 +60,7 @@ class SideEffectRecorder:
         self._substitutes = {id(slot.get()) for slot in states[0].walk.tensors}  # they live as long as the capture
 
     def side_effects(self, objects: Objects, returned: list[Any]) -> list[SideEffect]:
-        """The containers whose content the program changed. ``returned``: a list of what it gives, alone."""
+        """The containers whose content the program changed. ``returned``: a list that holds its return value."""
         changed = [self._lasting(self._states[0].changed, returned), *(state.changed for state in self._states[1:])]
         changes = [change for of_state in changed for change in of_state]
         roots = [(change.container, _identities(change.before)) for change in changes]
@@ -71,7 +71,7 @@ class SideEffectRecorder:
         return [effect for effect in effects if effect is not None]
 
     def _lasting(self, changed: list[ChangedContainer], returned: list[Any]) -> list[ChangedContainer]:
-        """The changes of state but for those of objects that the program replaced, and cannot reach any more."""
+        """The changes of state, without those of objects that the program replaced and can no longer reach."""
         replaced = list[Any]()
         for change in changed:
             now = set(map(id, _leaves(_items(copy_of(change.container)))))
@@ -89,7 +89,7 @@ class SideEffectRecorder:
         return [change for change in changed if id(change.container) not in lost]
 
     def _expected_entry(self, value: Any, state: WatchedState) -> ExpectedEntry:
-        """What was at an entry; an object counts by what it held, if that is no tensors and no other objects."""
+        """What was at an entry; an object is described by its content, unless this holds tensors or other objects."""
         numbers = self._numbers
         if id(value) not in numbers:
             inside = [item for item in _leaves([value]) if id(item) in numbers]
@@ -104,7 +104,7 @@ class SideEffectRecorder:
         return ExpectedEntry(ObjectRef(*numbers[id(value)]), content)
 
     def _effect(self, objects: Objects, index: int, change: ChangedContainer) -> SideEffect | None:
-        """What the program did to one container; None where that holds equal values."""
+        """What the program did to one container; None where it holds equal values."""
         container, path, before = change.container, change.path, change.before
 
         def key_of(key: Any) -> Any:
@@ -133,12 +133,12 @@ class SideEffectRecorder:
         return SideEffect(index, change.number, path, constants, entries, gone, length, adds, order, last)
 
     def _is_only_added_to(self, container: Any) -> bool:
-        """Whether what is in a list matters to nothing: the program adds to it, and no argument holds it as well."""
+        """Whether nothing depends on a list's content: the program adds to it, and no argument holds it as well."""
         return sum(id(container) in state.walk.containers for state in self._states) == 1 and self._is_log(container)
 
 
 def _moved(before: Mapping[Any, Any], now: Mapping[Any, Any]) -> list[Any]:
-    """The keys that a program has put last, in order, if there are others than new ones among them."""
+    """The keys that a program has put last, in order; empty if all of them are new."""
     places, keys, last = {key: place for place, key in enumerate(before)}, list(now), -1
     for number, key in enumerate(keys):
         place = places.get(key, -1)
@@ -149,7 +149,7 @@ def _moved(before: Mapping[Any, Any], now: Mapping[Any, Any]) -> list[Any]:
 
 
 def _is_input(item: Any) -> bool:
-    """Whether the graph takes what was there before, which may be anything, or it refers to what the graph takes."""
+    """Whether an entry's old value, or what it refers to, is an input of the graph, which may be anything."""
     return isinstance(key_behind(item), torch.Tensor) or _has_symbol(item)
 
 
@@ -160,7 +160,7 @@ def _has_symbol(item: Any) -> bool:
 
 
 def _leaves(values: Iterable[Any]) -> Iterator[Any]:
-    """Values, of tuples their items."""
+    """The values, with the items of tuples for the tuples."""
     for value in values:
         if isinstance(value, tuple):
             yield from _leaves(value)
@@ -169,17 +169,17 @@ def _leaves(values: Iterable[Any]) -> Iterator[Any]:
 
 
 def _identities(content: Any) -> set[int]:
-    """Of what a container held."""
+    """The identities of a container's keys and items."""
     return set(map(id, _items(content)))
 
 
 def _items(content: Any) -> list[Any]:
-    """The keys and the items that a container held."""
+    """The keys and the items of a container's content."""
     return [*content, *content.values()] if isinstance(content, dict) else list(content)
 
 
 def _differ(before: Any, after: Any) -> bool:
-    """Whether an entry holds another thing: another object, unless it is an equal number or text."""
+    """Whether an entry changed: it holds another object, unless this is an equal number or text."""
     if before is after:
         return False
     plain = (bool, int, float, str, bytes, complex)
@@ -187,10 +187,10 @@ def _differ(before: Any, after: Any) -> bool:
 
 
 def refuse_changes_inside(guards: PythonGuards) -> None:
-    """Raise where a value of the program's state holds something else, and is of a class that no call can write.
+    """Raise where a value of the program's state changed inside, and no call can write values of its class.
 
     Raises:
-        UnsupportedProgramError: one does.
+        UnsupportedProgramError: a value did.
     """
     memo = guards.memo()
     for guard in guards.rows:

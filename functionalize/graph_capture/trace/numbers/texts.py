@@ -73,11 +73,11 @@ class Texts:
             return value
         return MARK.sub(lambda mark: self._of(mark)[1](_plain_number(self._of(mark)[0])), value)
 
-    def recipe(self, text: str, recipe: Callable[[Any], Any]) -> Any:
-        """How a call makes a text with marks. ``recipe``: how it makes a number."""
+    def reconstruction(self, text: str, describe: Callable[[Any], Any]) -> Any:
+        """How a call makes a text with marks. ``describe``: how it makes a number."""
         numbers = [self._of(mark) for mark in MARK.finditer(text)]
         make = functools.partial(_text, MARK.split(text)[::2], [write for _, write in numbers])
-        return Reconstruction(make, _nothing, [recipe(number) for number, _ in numbers])
+        return Reconstruction(make, _nothing, [describe(number) for number, _ in numbers])
 
     def print(self, values: tuple[Any, ...], options: dict[str, Any]) -> None:
         """Have calls print values, where they are plain; the others are printed now."""
@@ -89,13 +89,13 @@ class Texts:
         options = {**options, "file": "stderr" if options.get("file") is sys.stderr else "stdout"}
         self._lines.append((PrintedLine, values, options))
 
-    def described(self, recipe: Callable[[Any, str], Any]) -> tuple[PrintedLine | LoggedRecord, ...]:
-        """What a call prints and logs. ``recipe``: how it makes a value."""
+    def described(self, describe: Callable[[Any, str], Any]) -> tuple[PrintedLine | LoggedRecord, ...]:
+        """What a call prints and logs. ``describe``: how it makes a value."""
 
         def made(value: Any) -> Any:
-            return recipe(value, "the text that the program prints")
+            return describe(value, "the text that the program prints")
 
-        return tuple(kind(tuple(map(made, values)), about) for kind, values, about in self._lines)
+        return tuple(record(tuple(map(made, values)), about) for record, values, about in self._lines)
 
     def _of(self, mark: re.Match[str]) -> tuple[Any, Callable[[Any], str]]:
         return self._numbers[int(mark[1])]
