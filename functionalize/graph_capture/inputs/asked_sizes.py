@@ -1,8 +1,8 @@
-"""The sizes that ``dynamic_shapes`` asks for: a program that is right for a part of them only is refused.
+"""The sizes that ``dynamic_shapes`` asks for: a program that supports only a part of them is refused.
 
-Invariant: an error names a size that was asked for and that the program does not take. Limits: of a wide range some
+Invariant: an error names a size that was asked for and that the program does not support. Limits: of a wide range some
 sizes are tried: the ends, small ones, and those near the numbers that the program compares with; of several sizes each
-alone, and all at their ends. The conditions themselves are checked at each call.
+alone, and all at their ends. Each call checks the conditions themselves.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from functionalize._torch.symbols.sizes import hint_of
 from functionalize.call_stack import Origin
 from functionalize.errors import InputMismatchError
 
-_TRIED = 256  # of a range
-_LARGE = (1009, 65_537, 1_000_003)  # where there is no upper bound; of few divisors
+_TRIED = 256  # numbers to try of a range
+_LARGE = (1009, 65_537, 1_000_003)  # tried where there is no upper bound; they have few divisors
 _ANY = "Dim.AUTO, which allows the sizes that the program supports"
-_BACKWARD = "the backward, which runs if a caller differentiates the results"  # in the place of a line
+_BACKWARD = "the backward, which runs if a caller differentiates the results"  # instead of a line
 _NO_BACKWARD = "capture under torch.no_grad() if no caller differentiates the results"
 
 
@@ -33,9 +33,9 @@ class _Size(NamedTuple):
     name: str
     spec: Any  # a Dim, or Dim.AUTO and the like
     now: Any  # in the trace
-    symbol: Any  # what it was when the trace began; None of a number
-    variable: str  # what differs: the name of a Dim, or this dimension alone
-    derive: Callable[[Any], Any] | None  # how it comes from the variable, where it is another number
+    symbol: Any  # when the trace began; None for a number
+    variable: str  # the name of its Dim, or of this dimension alone
+    derive: Callable[[Any], Any] | None  # computes it from the variable, where they differ
 
     def of(self, value: Any) -> Any:
         """The size, for a value of its variable."""
@@ -48,7 +48,10 @@ class _Size(NamedTuple):
 
 
 class _Variable(NamedTuple):
-    """What differs, between which bounds. ``made``: what makes a Dim with other bounds; None where nobody asked."""
+    """A number that may differ, and its bounds.
+
+    ``made``: what makes a Dim with other bounds; None where the spec asks for no range.
+    """
 
     made: str | None
     low: int
@@ -83,7 +86,7 @@ class _Variable(NamedTuple):
 class AskedSizes:
     """The sizes that a spec asks for, and whether a program is right for all of them.
 
-    Where not ``strict``, the sizes of one call count more than the spec, which is followed as far as they allow.
+    Unless ``strict``, the sizes of one call count more than the spec, which is followed as far as they allow.
     """
 
     def __init__(
@@ -94,7 +97,7 @@ class AskedSizes:
         *,
         strict: bool,
     ) -> None:
-        """``dims``: by tensors' identity, then by dimension; ``label``: what messages call a tensor."""
+        """``dims``: by tensors' identity, then by dimension; ``label``: the name of a tensor in messages."""
         self._strict = strict
         self.returned = False  # whether the program has
         self._sizes = [
@@ -111,7 +114,7 @@ class AskedSizes:
         return bool(self._sizes)
 
     def lines_noted(self, environment: Any, now: Callable[[], Origin]) -> contextlib.AbstractContextManager[None]:
-        """While conditions on sizes are noted with the lines that ask for them. ``now``: where the program is."""
+        """Record conditions on sizes with the lines that ask for them. ``now``: where the program is."""
 
         def line() -> Any:
             return _BACKWARD if self.returned and in_backward() else now().location
@@ -120,7 +123,7 @@ class AskedSizes:
         return environment.noting_lines(line) if ours else contextlib.nullcontext()
 
     def relate(self) -> None:
-        """Tell the trace what the spec says: which sizes are equal, and between which bounds they lie.
+        """Pass the spec to the trace: which sizes are equal, and their bounds.
 
         Raises:
             InputMismatchError: the examples have other sizes.
@@ -146,7 +149,7 @@ class AskedSizes:
                 self._assume(size, False, size.name)
 
     def name(self, environment: Any) -> None:
-        """Note what the caller calls the symbols, where the trace keeps that."""
+        """Record the caller's names of the symbols, where the trace keeps them."""
         from functionalize._torch.symbols.symbols import NamedDim
 
         named = [size for size in reversed(self._sizes) if isinstance(size.spec, NamedDim)]
@@ -165,10 +168,10 @@ class AskedSizes:
             )
 
     def check(self, environment: Any) -> None:
-        """Raise where the program is right for a part of these sizes only, unless the spec leaves that open.
+        """Raise where the program supports only a part of these sizes, unless the spec leaves that open.
 
         Raises:
-            InputMismatchError: says which size, the line that does not take it, and what to ask for instead.
+            InputMismatchError: names the size, the line that does not support it, and what to ask for instead.
         """
         if not self._strict or not self._sizes:
             return
@@ -208,7 +211,7 @@ class AskedSizes:
                 )
 
     def _symbols(self, changed: Mapping[str, int]) -> dict[Any, int]:
-        """What each symbol is where some variables have other values than in the example."""
+        """The value of each symbol when some variables have other values than in the example."""
         values = {name: variable.example for name, variable in self._variables.items()} | dict(changed)
         return {size.symbol: size.of(values[size.variable]) for size in self._sizes if size.symbol}
 
@@ -284,14 +287,14 @@ def _narrowed(
 
 
 def _other_dims(variable: _Variable, tried: list[int], right: Sequence[int], *, derived: bool) -> Iterator[str]:
-    """The Dim around the example whose sizes the program takes, as code; of every n-th size if need be."""
+    """The Dim around the example whose sizes the program supports, as code; of every n-th size if need be."""
     for step in sorted({1, math.gcd(*right)} - {0}):
         run = [number for number in tried if number % step == 0]
         if variable.example not in run or (step > 1 and (derived or "'" not in str(variable.made))):
             continue
-        here = run.index(variable.example)
-        start = next((n + 1 for n in range(here, -1, -1) if run[n] not in right), 0)
-        end = next((n for n in range(here, len(run)) if run[n] not in right), len(run))
+        middle = run.index(variable.example)
+        start = next((n + 1 for n in range(middle, -1, -1) if run[n] not in right), 0)
+        end = next((n for n in range(middle, len(run)) if run[n] not in right), len(run))
         if end - start > 1:
             highest = "" if end == len(run) and variable.high is None else f", max={run[end - 1] // step}"
             bounds = f"min={run[start] // step}{highest})"

@@ -19,7 +19,7 @@ from functionalize.refusals.calls import NUMBER_AS_DYNAMIC
 from functionalize.runtime.guards.sizes import SizeGuards
 from functionalize.runtime.metadata import ProgramMetadata
 
-Dims = dict[int, Any]  # of one tensor: which dimensions may differ, and what is known of them
+Dims = dict[int, Any]  # of one tensor: the dimensions that may differ, with their specs
 
 
 class DynamicShapes(NamedTuple):
@@ -32,8 +32,8 @@ class DynamicShapes(NamedTuple):
 def with_dims(spec: Any) -> Any:
     """``dynamic_shapes`` with a ``Dim`` for each text: sizes of equal text are equal, as they are to torch.onnx.
 
-    A text is a name (``"batch"``), or arithmetic of one name and integers (``"2*batch + 1"``). Where the spec has a
-    ``Dim`` of that name, it is that one.
+    A text is a name (``"batch"``), or arithmetic of one name and integers (``"2*batch + 1"``). If the spec
+    has a ``Dim`` of that name, the text means that one.
 
     Raises:
         ValueError: a text is neither.
@@ -89,7 +89,7 @@ def _dim_of_text(text: str, dim_of: Callable[[str], Any]) -> Any:
 
     try:
         dim = value(ast.parse(text.strip(), mode="eval").body)
-    except Exception as error:  # of the parser, or a Dim's own, which has several kinds
+    except Exception as error:  # the parser's, or one of a Dim's own
         raise _misread(text) from error
     if isinstance(dim, int):
         raise _misread(text)
@@ -108,7 +108,7 @@ def dims_of(inputs: ProgramInputs, spec: Any) -> dict[int, Dims]:
     """For each input tensor, by identity, the dimensions that may differ. A spec that does not fit is a ValueError."""
     from functionalize._torch.symbols.symbols import is_dynamic
 
-    found: dict[int, Dims] = {}
+    by_tensor: dict[int, Dims] = {}
     arguments = dict(zip(inputs.convention.names, inputs.args, strict=True)) | inputs.kwargs
     if isinstance(spec, Mapping):
         unknown = [name for name in spec if name not in arguments]
@@ -124,8 +124,8 @@ def dims_of(inputs: ProgramInputs, spec: Any) -> dict[int, Dims]:
         raise _misfit("the arguments", spec, f"a dictionary by argument name, or a tuple of {len(arguments)} entries")
     for name, part in parts.items():
         for tensor, dims in _pairs(name, arguments[name], part):
-            found.setdefault(id(tensor), {}).update({dim: d for dim, d in dims.items() if is_dynamic(d)})
-    return {key: dims for key, dims in found.items() if dims}
+            by_tensor.setdefault(id(tensor), {}).update({dim: d for dim, d in dims.items() if is_dynamic(d)})
+    return {key: dims for key, dims in by_tensor.items() if dims}
 
 
 def _misfit(name: str, spec: Any, expected: str) -> ValueError:
@@ -144,19 +144,19 @@ def _pairs(name: str, value: Any, spec: Any) -> Iterator[tuple[torch.Tensor, Dim
         for place, part in enumerate(spec):
             yield from _pairs(f"{name}.{place}", value[place], part)
     elif isinstance(spec, Mapping):
-        known = value if isinstance(value, Mapping) else {key: getattr(value, str(key), None) for key in spec}
+        members = value if isinstance(value, Mapping) else {key: getattr(value, str(key), None) for key in spec}
         for key, part in spec.items():
-            if key not in known or (known is not value and not hasattr(value, str(key))):
+            if key not in members or (members is not value and not hasattr(value, str(key))):
                 raise _misfit(
                     f"{name!r}", spec, (f"a dictionary of keys or attributes of {name!r}, which has no {key!r}")
                 )
-            yield from _pairs(f"{name}.{key}", known[key], part)
+            yield from _pairs(f"{name}.{key}", members[key], part)
     else:
         _check_constant(name, value, spec)
 
 
 def _check_constant(name: str, value: Any, spec: Any) -> None:
-    """Hold the spec of what is no tensor to the limit: numbers are part of the program, as `Dim.AUTO` leaves open."""
+    """Refuse a dynamic spec for a value that is not a tensor: a number is constant, which `Dim.AUTO` allows."""
     from functionalize._torch.symbols.symbols import is_dim, is_dynamic, may_specialize
 
     if not isinstance(value, (int, float)):
@@ -184,16 +184,16 @@ def _dims(name: str, tensor: torch.Tensor, spec: Any) -> Dims:
         raise ValueError(f"dynamic_shapes names dimension {wrong[0]!r} of {name!r}, which has {count} dimensions")
     if isinstance(spec, (list, tuple)) and len(spec) != count:
         raise _misfit(f"{name!r}", spec, f"a tuple of {count} entries, or a dictionary by dimension")
-    for dim, given in dims.items():
-        if not (given is None or is_dim(given) or (type(given) is int and given == tensor.size(dim))):
+    for dim, dim_spec in dims.items():
+        if not (dim_spec is None or is_dim(dim_spec) or (type(dim_spec) is int and dim_spec == tensor.size(dim))):
             expected = 'a Dim, a name such as "batch", Dim.AUTO, Dim.DYNAMIC, Dim.STATIC, or the size itself'
             expected += f", {tensor.size(dim)}"
-            raise _misfit(f"dimension {dim} of {name!r}", given, expected)
-    return {dim % count: given for dim, given in dims.items()}
+            raise _misfit(f"dimension {dim} of {name!r}", dim_spec, expected)
+    return {dim % count: dim_spec for dim, dim_spec in dims.items()}
 
 
 def size_guards(environment: Any, metadata: ProgramMetadata) -> SizeGuards | None:
-    """What a program takes for granted of its inputs' sizes; None where all of them are numbers."""
+    """The conditions that a program assumes about its inputs' sizes; None where all of them are numbers."""
     from functionalize._torch.symbols import symbols  # here: loads sympy
 
     layouts = dict(metadata.symbols.inputs)

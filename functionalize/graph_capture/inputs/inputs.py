@@ -1,9 +1,9 @@
-"""What a captured program takes as inputs: parameters, buffers and other state that it reaches, and its arguments.
+"""The inputs of a captured program: parameters, buffers and other state that it reaches, and its arguments.
 
 Invariant: the order is that of ``torch.export``: parameters, buffers, constants, user inputs; each state tensor once,
-under the first of its names. Limits: what a function reaches not by its arguments is looked for among its own
-variables and those of functions that it calls by name. Tensors that it got at in yet another way are lifted in the
-end; graphs of higher-order ops stay attributes.
+under the first of its names. Limits: state that no argument holds is searched for among the function's own variables
+and those of functions that it calls by name. Tensors that it reached in yet another way are lifted at the end; graphs
+of higher-order ops stay attributes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _PREFIX = {InputKind.PARAMETER: "p", InputKind.BUFFER: "b", InputKind.CONSTANT_T
 
 @dataclass(eq=False)
 class TracedInput:
-    """One input while a program is captured: what becomes its :class:`GraphInput`, and what it is during the trace."""
+    """An input while a program is captured: what becomes its :class:`GraphInput`, and what the trace needs."""
 
     kind: InputKind
     name: str
@@ -57,19 +57,19 @@ class TracedInput:
     fake: torch.Tensor | None = None  # what the program gets in place of a tensor; a constant stays itself
     edge: Any = None  # where autograd finds its gradient, if it requires one
     version: int | None = None  # of the fake tensor, when the program began to run
-    counted: int = 0  # how often a call has to tell autograd that it was written
-    base: torch.Tensor | None = None  # what autograd knows the example for a view of, where the value does not tell
-    root: TracedInput | None = None  # another input, of which autograd knows the fake for a view
-    base_of: TracedInput | None = None  # an input that is to autograd a view of this one, which no argument is
+    counted: int = 0  # how many writes a call reports to autograd
+    base: torch.Tensor | None = None  # the example's base in autograd, where the value does not say
+    root: TracedInput | None = None  # another input: autograd takes the fake for a view of it
+    base_of: TracedInput | None = None  # an input that autograd takes for a view of this, which is no argument
 
     @property
     def given(self) -> bool:
-        """Whether the program gets it; of others it gets views."""
+        """Whether the program gets the input itself, and not only views of it."""
         return self.base_of is None
 
     @property
     def optional(self) -> bool:
-        """Whether a variable holds it: it is no input of a program that does not use it."""
+        """Whether only a variable holds it: a program that does not use it does not take it as an input."""
         return self.slot is not None and not self.slot.held
 
     @property
@@ -79,16 +79,16 @@ class TracedInput:
 
     @property
     def known_base(self) -> torch.Tensor | None:
-        """What autograd knows the example for a view of: itself where it is none; None of what is no tensor."""
+        """The example's base in autograd, or the example itself without a base; None unless it is a tensor."""
         return autograd_base(self.value) if self.base is None and isinstance(self.value, torch.Tensor) else self.base
 
     @property
     def writes(self) -> int | None:
-        """How often autograd was told by now that it was written; None where that is not known."""
+        """How many writes autograd has seen so far; None where that is not known."""
         return None if self.version is None or self.fake is None else self.fake._version - self.version
 
     def frozen(self, numbers: dict[int, int]) -> GraphInput:
-        """What a call needs to know; ``numbers`` are the positions of inputs by identity."""
+        """The input as calls know it; ``numbers``: the positions of inputs by identity."""
         sources = self.slot, self.argument, self.gradient_of, self.base_of
         own = all(source is None for source in sources)  # held by the program itself
         plain = isinstance(self.value, (int, float, bool, str))
@@ -123,12 +123,14 @@ class TracedInput:
             raise DETACHED_AND_REQUIRED.error(input=self.target or self.name)
         if now.requires_grad == before:
             return None
-        return None if now.requires_grad and not now.is_leaf else now.requires_grad  # one that was written requires too
+        return (
+            None if now.requires_grad and not now.is_leaf else now.requires_grad
+        )  # a written input requires gradients too
 
 
 @dataclass(eq=False)
 class MissingGradient:
-    """A gradient that a tensor does not have: a capture may ask what the program does if it has one."""
+    """A gradient that a tensor does not have: a capture may ask what the program does with one."""
 
     of: torch.Tensor
 
@@ -147,7 +149,7 @@ class ProgramInputs:
         suppose_gradients: bool = False,
         numbers: ChangingNumbers | None = None,
     ) -> None:
-        """``hooked``: with the hooks on gradients of state, which a program runs that takes gradients."""
+        """``hooked``: include the hooks on gradients of state, which run if the program takes gradients."""
         self._func, self._roots, self.hooked = func, roots, hooked
         self.tied: Sequence[Any] = ()  # places of lists of numbers that are in other places as well
         self.state, self.follower = self._walk()
@@ -180,7 +182,7 @@ class ProgramInputs:
         return state, Follower(self._func, state, self.hooked)
 
     def walk_again(self) -> StateWalk:
-        """What the program can reach now, arguments among it."""
+        """Walk what the program can reach now, its arguments included."""
         state, follower = self._walk()
         for position in range(len(self.args)):
             state.walk(self.args, position, "")
@@ -190,19 +192,19 @@ class ProgramInputs:
         return state
 
     def _state(self, taken: set[str]) -> Iterator[TracedInput]:
-        found: dict[int, TracedInput] = {}
+        by_tensor: dict[int, TracedInput] = {}
         for slot in self.state.tensors:
             tensor = slot.get()
-            if id(tensor) not in found:
+            if id(tensor) not in by_tensor:
                 if not (slot.held or is_substituted(tensor)):
                     continue  # perhaps the program does not use it
-                kind, persistent = _kind_of(slot, tensor)
-                name = fresh_name(f"{_PREFIX[kind]}_{slot.path}", taken)
-                made = TracedInput(kind, name, slot.path, tensor, slot, persistent=persistent)
-                found[id(tensor)] = made
-            elif (first := found[id(tensor)].slot) is not None and first is not slot:
+                input_kind, persistent = _kind_of(slot, tensor)
+                name = fresh_name(f"{_PREFIX[input_kind]}_{slot.path}", taken)
+                made = TracedInput(input_kind, name, slot.path, tensor, slot, persistent=persistent)
+                by_tensor[id(tensor)] = made
+            elif (first := by_tensor[id(tensor)].slot) is not None and first is not slot:
                 first.held = True  # an input in any case: whether both places hold one tensor may matter
-        yield from sorted(found.values(), key=lambda entry: list(_PREFIX).index(entry.kind))
+        yield from sorted(by_tensor.values(), key=lambda entry: list(_PREFIX).index(entry.kind))
 
     def _gradients(self, inputs: list[TracedInput], taken: set[str], suppose: bool) -> Iterator[TracedInput]:
         """The gradients that inputs have, or could have."""
@@ -221,7 +223,7 @@ class ProgramInputs:
                 yield TracedInput(InputKind.BUFFER, name, target, gradient, persistent=False, gradient_of=entry)
 
     def _numbers(self, numbers: ChangingNumbers, taken: set[str]) -> Iterator[TracedInput]:
-        slots = numbers.found(self.state, self.python_guards, self.follower.code.all)
+        slots = numbers.take_inputs(self.state, self.python_guards, self.follower.code.all)
         self.tied = numbers.tied
         for slot in slots:
             name = fresh_name(f"{_PREFIX[InputKind.CONSTANT_TENSOR]}_{slot.path}", taken)
@@ -236,14 +238,14 @@ class ProgramInputs:
 
 
 def drop_unused(inputs: list[TracedInput], graph: Graph, context: FunctionalizationContext, kept: set[int]) -> None:
-    """Forget inputs that only a variable holds, and that the program did not use; ``kept``: tensors by identity."""
+    """Remove inputs that only a variable holds and that the program did not use; ``kept``: tensors by identity."""
     nodes = dict(zip(map(id, inputs), graph.find_nodes(op="placeholder"), strict=True))
     unused, dropped = context.notes.unused - kept, set[int]()
     for entry in inputs:
         fake = entry.fake
         if fake is None or not entry.optional or id(fake) not in unused or nodes[id(entry)].users:
             continue
-        view = context.graph.find(fake)  # perhaps of what another input shares with it
+        view = context.graph.find(fake)  # perhaps of a base that it shares with another input
         if view is None or not (view.base.log or view.base.is_original(fake)):
             dropped.add(id(entry))
             context.graph.leave_out(fake)
@@ -254,20 +256,20 @@ def drop_unused(inputs: list[TracedInput], graph: Graph, context: Functionalizat
 
 
 class ConstantLifter:
-    """Makes inputs of tensors that a program reached by other ways: before those of the user, in the graph as well.
+    """Lifts tensors that a program reached outside its inputs to inputs: before those of the user, also in the graph.
 
-    Afterwards the graph has no attributes that are tensors. None is a fake tensor, unless the program was captured for
-    such: what a capture computed is no constant.
+    Afterwards no attribute of the graph is a tensor. No lifted tensor is a fake tensor, unless the program was captured
+    for fakes: what a capture computed is not a constant.
     """
 
     def __init__(self, tracer: Any, inputs: list[TracedInput], snapshot: Callable[[torch.Tensor], Any]) -> None:
-        """``snapshot``: what a tensor looks like, for a node's meta."""
+        """``snapshot``: a tensor's metadata, for a node's meta."""
         self._tracer, self._inputs, self._snapshot = tracer, inputs, snapshot
         self._lifted = 0
         self._takes_fakes = any(isinstance(entry.value, FakeTensor) for entry in inputs)
 
     def lift_attributes(self, written: Iterable[torch.Tensor], others: Iterable[torch.Tensor]) -> None:
-        """Lift what the trace keeps as attributes, and tensors that the graph does not know yet."""
+        """Lift the tensors that the trace keeps as attributes, and those that are not in the graph yet."""
         graph, root = self._tracer.graph, self._tracer.root
         writes = {id(tensor) for tensor in written}
         missing = {id(tensor): tensor for tensor in others}
@@ -284,7 +286,7 @@ class ConstantLifter:
             self.lift(tensor, identity in writes)
 
     def lift(self, value: torch.Tensor, written: bool, user: Node | None = None) -> Node:
-        """The placeholder of a tensor: a buffer if it is ``written``, else a constant. ``user``: what uses it."""
+        """A tensor's placeholder: a buffer if it is ``written``, else a constant. ``user``: a node that uses it."""
         position = next(
             (n for n, entry in enumerate(self._inputs) if entry.kind is InputKind.USER_INPUT), len(self._inputs)
         )
@@ -294,10 +296,12 @@ class ConstantLifter:
                 return placeholders[number]  # type: ignore[no-any-return]
         if isinstance(value, FakeTensor) and not self._takes_fakes:
             raise _computed_unseen(value, user)
-        kind = InputKind.BUFFER if written else InputKind.CONSTANT_TENSOR
+        input_kind = InputKind.BUFFER if written else InputKind.CONSTANT_TENSOR
         name = fresh_name(f"c_lifted_tensor_{self._lifted}", {entry.name for entry in self._inputs})
         target, persistent = f"lifted_tensor_{self._lifted}", False if written else None
-        made = TracedInput(kind, name, target, value, persistent=persistent, fake=value, edge=gradient_edge(value))
+        made = TracedInput(
+            input_kind, name, target, value, persistent=persistent, fake=value, edge=gradient_edge(value)
+        )
         self._inputs.insert(position, made)
         self._lifted += 1
         after = placeholders[position - 1] if position else None
@@ -318,23 +322,23 @@ def _computed_unseen(value: FakeTensor, user: Node | None) -> UnsupportedProgram
 
 
 def is_substituted(tensor: torch.Tensor) -> bool:
-    """Whether a fake tensor may stand for one, of which it is not known whether the program uses it."""
+    """Whether a capture can put a fake in a tensor's place before it knows that the program uses the tensor."""
     own = type(tensor) in PLAIN_TYPES and not isinstance(tensor, FakeTensor)
     return own and not (tensor.is_nested or tensor.is_mkldnn or is_lazy(tensor))
 
 
 def is_leaf(value: Any) -> bool:
-    """Whether a value is a tensor that autograd leaves gradients at."""
+    """Whether a value is a tensor at which autograd leaves gradients."""
     return isinstance(value, torch.Tensor) and value.requires_grad and value.is_leaf
 
 
 def has_gradient(value: Any) -> bool:
-    """Whether there is a gradient at a value that requires none: it was frozen since, or somebody put it there."""
+    """Whether a tensor has a gradient but does not require one: it was frozen since, or somebody put it there."""
     return isinstance(value, torch.Tensor) and not value.requires_grad and value.grad is not None
 
 
 def gradient_edge(tensor: torch.Tensor) -> Any:
-    """Where autograd finds the gradient of a tensor as it is now; None for one that requires none."""
+    """Where autograd finds the gradient of a tensor as it is now; None unless it requires one."""
     if not tensor.requires_grad:
         return None
     return tensor if tensor.is_leaf else get_gradient_edge(tensor)
@@ -351,7 +355,7 @@ def _kind_of(slot: Slot, tensor: torch.Tensor) -> tuple[InputKind, bool | None]:
 
 
 def fresh_name(path: str, taken: set[str]) -> str:
-    """A name for a placeholder that none has yet, written as ``torch.export`` writes it."""
+    """A new name for a placeholder, written as ``torch.export`` writes it."""
     name = base = _identifier(path)
     count = 0
     while name in taken or name == "self":  # which is the module, in the code of a graph

@@ -1,7 +1,7 @@
-"""The Python state of a program: what its functions reach by names, and what of that it may decide by.
+"""The Python state of a program: what its functions reach by names, and which of it the program may branch on.
 
 Invariant: values are taken before the program runs. Limits: functions that call functions are followed a few calls
-deep, by the names that their code has; functions of torch have none.
+deep, by the names in their code; the names in torch's functions are not followed.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ from functionalize.runtime.calls.program import CapturedProgram
 from functionalize.runtime.guards.python_guards import PythonGuards, hooks_of
 
 _DEPTH = 4  # how far functions that call functions are followed
-_BUILTINS = frozenset({"type", "id"})  # which functions of a program know otherwise while it is captured
-_ASKED = _BUILTINS | {"FakeTensor", "Parameter", "Buffer"}  # names by which functions tell tensors apart
+_BUILTINS = frozenset({"type", "id"})  # replaced in a program's functions while it is captured
+_ASKED = _BUILTINS | {"FakeTensor", "Parameter", "Buffer"}  # names by which functions distinguish tensors
 _OF_MEMBERS = frozenset({"_name_", "_value_", "__objclass__", "_sort_order_"})  # of any enumeration
-_OF_FUNCTIONS = ("__code__", "__defaults__", "__kwdefaults__")  # which decide what they do
+_OF_FUNCTIONS = ("__code__", "__defaults__", "__kwdefaults__")  # what a function does depends on these
 _ASSIGNABLE = 1 << 9  # the flag of classes that a program can give an object instead of its own
 
 
 def python_guards_of(state: StateWalk, code: Iterable[tuple[str, ObjectSource, Sequence[str]]]) -> PythonGuards:
-    """What a program with this state may decide by; ``code``: whose attributes decide which code it runs."""
+    """Guards on what a program with this state may branch on; ``code``: objects whose attributes choose its code."""
     guards = PythonGuards([source for source in state.objects if any(slot.steps for slot in source.slots)])
     entered = {*map(id, state.seen), *state.containers}
     for source in state.objects:
@@ -65,25 +65,27 @@ def python_guards_of(state: StateWalk, code: Iterable[tuple[str, ObjectSource, S
 
 
 class ProgramCode:
-    """The code that a program may run, as it becomes known."""
+    """The code that a program may run, as far as it is known."""
 
     def __init__(self) -> None:
         self.all: set[types.CodeType] = set()  # of the functions
-        self.names: set[str] = set()  # that it has
+        self.names: set[str] = set()  # in that code
         self.catches = False  # whether code of the program's own catches errors
-        self.asking: dict[str, dict[int, Any]] = {name: {} for name in _ASKED}  # the globals of who names these
-        # What decides which code runs: paths, objects, and attributes of these.
+        self.asking: dict[str, dict[int, Any]] = {
+            name: {} for name in _ASKED
+        }  # by name, the globals of functions that use it
+        # Paths, objects and attributes on which it depends which code runs.
         self.decisive: dict[tuple[int, int], tuple[str, Any, Sequence[str]]] = {}
         self.converting: dict[int, Any] = {}  # functions that may call `float` or `int`, by identity
         self.converts = True  # whether these, and slices, give symbols
 
     def convert_nothing(self) -> None:
-        """Have data-dependent numbers be decisions wherever Python, or C++, takes plain ones alone."""
+        """Make data-dependent numbers decisions wherever Python or C++ accepts only plain numbers."""
         self.converting.clear()
         self.converts = False
 
     def note(self, function: Any) -> Names:
-        """A function that the program may run; what its code does by names."""
+        """Record a function that the program may run. Returns what its code does by names."""
         self.all.add(function.__code__)
         names = names_in(function.__code__)
         self.names.update(names.all)
@@ -100,21 +102,21 @@ class ProgramCode:
 
 
 class Follower:
-    """Walks what a function reaches by its variables, and what functions reach that are found there."""
+    """Walks what a function reaches by its variables, and what the functions among these reach."""
 
     def __init__(self, func: Any, state: StateWalk, hooked: bool = False) -> None:
-        """``hooked``: whether the hooks on gradients of tensors are among what the program runs."""
+        """``hooked``: whether the program runs the hooks on gradients of tensors."""
         self._state, self._hooked = state, hooked
         self.code = ProgramCode()
         self._logs = Logs(state)
-        self._followed: dict[int, Any] = {}  # by identity: what is no method, and was followed
-        self._whole = True  # whether all were that the program may come to
-        self._kinds: set[type] = set()  # classes, likewise
-        self._modules: list[Methods] = []  # of classes of modules, of whose methods more may be run
+        self._followed: dict[int, Any] = {}  # by identity: followed callables that are not methods
+        self._whole = True  # whether all functions that the program may reach were followed
+        self._kinds: set[type] = set()  # followed classes
+        self._modules: list[Methods] = []  # of module classes, more of whose methods may run
         self._named: set[type] = set()  # classes of which the program may make objects
         self._held: dict[str, Any] = {}  # modules of Python that objects hold, by path
         self._places: set[tuple[int, Any]] = set()
-        self._constants = self._seen = self._tensors = self._tuples = 0  # how many of the walk's were looked at
+        self._constants = self._seen = self._tensors = self._tuples = 0  # how many of the walk's are done
         self._follow(func, _DEPTH)
         self.follow_found()
         if state.holds:
@@ -123,7 +125,7 @@ class Follower:
             self.follow_found()
 
     def follow_arguments(self, arguments: StateWalk) -> None:
-        """Follow what the program may run of its arguments: functions among them, and methods of objects."""
+        """Follow the code in the program's arguments: functions among them, and methods of objects."""
         for slot in arguments.constants:
             self._follow_value(slot.get(), slot.path)
         for value in arguments.seen:
@@ -131,11 +133,11 @@ class Follower:
         self.follow_found()
 
     def is_log(self, container: Any) -> bool:
-        """Whether a list is one that the program adds to, and does nothing else with."""
+        """Whether the program only adds to a list."""
         return self._whole and self._logs.is_log(container, self.code.all)
 
     def follow_found(self) -> None:
-        """Follow what the objects run that were found on the way: of modules the methods that any code names."""
+        """Follow the code of newly found objects: of modules the methods that any code names."""
         count = -1
         while count < len(self.code.all):
             count = len(self.code.all)
@@ -155,8 +157,8 @@ class Follower:
             self._constants, self._seen = len(state.constants), len(state.objects)
             for slot in constants:
                 self._follow_value(slot.get(), slot.path)
-            for kind in [*self._named]:
-                self._follow_class(kind)
+            for cls in [*self._named]:
+                self._follow_class(cls)
             for source in objects:
                 self._follow_object(source.value)
             self._open_hooks()
@@ -172,7 +174,7 @@ class Follower:
                 self._state.watch(hooks, "a hook's handle")
 
     def _follow_value(self, value: Any, path: str) -> None:
-        """Follow what is neither a tensor nor entered: functions, methods in C, captured programs, classes."""
+        """Follow a value that is neither a tensor nor entered: a function, method in C, captured program or class."""
         value = of_proxy(value)
         if isinstance(value, FUNCTIONS):
             self._follow(value, _DEPTH - 1)
@@ -180,41 +182,41 @@ class Follower:
             self._open_owner(value, path)
         elif isinstance(value, types.ModuleType):
             self._held[path] = value
-        elif isinstance(value, CapturedProgram):  # which is its original while another one is captured
+        elif isinstance(value, CapturedProgram):  # it runs its original while another program is captured
             self._state.walk(vars(value), "original", path)
-        kind = value if isinstance(value, type) else type(value)
-        self._named |= {kind} if is_own(kind.__module__) else set()
+        cls = value if isinstance(value, type) else type(value)
+        self._named |= {cls} if is_own(cls.__module__) else set()
 
     def _open_hooks(self) -> None:
-        """Enter the hooks of the tensors that were found, if the program runs them; others it may remove."""
+        """Enter the hooks of newly found tensors if the program runs them; watch them if not: it may remove some."""
         tensors = self._state.tensors[self._tensors :]
         self._tensors += len(tensors)
         for slot in tensors:
             for hooks in gradient_hooks(slot.get()):
                 (self._state.open if self._hooked else self._state.watch)(hooks, f"{slot.path}: hooks")
 
-    def _follow_class(self, kind: type) -> None:
-        if kind not in self._kinds:
-            self._kinds.add(kind)
-            self._open_class(kind)
-            if is_own(type(kind).__module__):
-                self._follow_class(type(kind))
-            methods = Methods(kind)
-            if issubclass(kind, torch.nn.Module) and not is_installed(kind):
+    def _follow_class(self, cls: type) -> None:
+        if cls not in self._kinds:
+            self._kinds.add(cls)
+            self._open_class(cls)
+            if is_own(type(cls).__module__):
+                self._follow_class(type(cls))
+            methods = Methods(cls)
+            if issubclass(cls, torch.nn.Module) and not is_installed(cls):
                 self._modules.append(methods)
             self._follow_methods(methods)
 
     def _follow_methods(self, methods: Methods, names: Iterable[str] = ()) -> None:
-        """Follow the methods of a class; ``names``: those of a module that may be called, besides ``forward``."""
-        found = methods.further(names)
-        for kind, guarded in methods.guarded.items():
-            self.code.decisive[id(methods.kind), id(kind)] = kind.__qualname__, kind, guarded
-        for _, method in found:
+        """Follow the methods of a class; ``names``: those of a module's that may be called, besides ``forward``."""
+        added = methods.further(names)
+        for cls, guarded in methods.guarded.items():
+            self.code.decisive[id(methods.kind), id(cls)] = cls.__qualname__, cls, guarded
+        for _, method in added:
             for function in functions_in(method):
                 self._follow(function, _DEPTH)
 
     def _open_owner(self, method: Any, path: str) -> None:
-        """Enter the list, the dict, or the like, that a method in C is bound to."""
+        """Enter the list, dict or other container that a method in C is bound to."""
         owner = method.__self__
         if iterators.is_iterator(owner):
             raise iterators.refusal(owner, f"what the method `{path}` of the program is bound to")
@@ -226,18 +228,18 @@ class Follower:
                 self._logs.meet_adder(place, owner)
             self._state.walk(place, "self", path)
 
-    def _open_class(self, kind: type) -> None:
-        """Enter what a class of a program's own, and those that it inherits from, have for all their objects."""
-        if issubclass(kind, enum.Enum):
-            self._open_members(kind)
+    def _open_class(self, cls: type) -> None:
+        """Enter the attributes of a class, and of its base classes, that are of a program's own."""
+        if issubclass(cls, enum.Enum):
+            self._open_members(cls)
             return
-        for base in kind.__mro__:
+        for base in cls.__mro__:
             if is_own(base.__module__):
                 self._state.open(base, base.__qualname__)
 
-    def _open_members(self, kind: type[enum.Enum]) -> None:
-        """Enter what the members of an enumeration hold, where that is more than a name and a plain value."""
-        for member in kind.__members__.values() if is_own(kind.__module__) else ():
+    def _open_members(self, enumeration: type[enum.Enum]) -> None:
+        """Enter the members of an enumeration that hold more than a name and a plain value."""
+        for member in enumeration.__members__.values() if is_own(enumeration.__module__) else ():
             if type(member.value) not in PLAIN or vars(member).keys() - _OF_MEMBERS:
                 self._state.open_attributes(member, str(member))
 
@@ -268,9 +270,9 @@ class Follower:
             self._state.open(value, name)
         if isinstance(value, METHODS_IN_C):
             self._open_owner(value, name)
-        kind = value.__self__ if isinstance(value, types.BuiltinFunctionType) else value  # of a method in C
-        if isinstance(kind, type):
-            self._named |= {kind} if is_own(kind.__module__) else set()
+        owner = value.__self__ if isinstance(value, types.BuiltinFunctionType) else value  # of a method in C
+        if isinstance(owner, type):
+            self._named |= {owner} if is_own(owner.__module__) else set()
         elif isinstance(value, FUNCTIONS):
             self._whole = self._whole and depth > 0
             if depth:
@@ -278,7 +280,7 @@ class Follower:
 
     @property
     def decisive(self) -> Iterator[tuple[str, ObjectSource, Sequence[str]]]:
-        """What decides which code the program runs: paths, objects, and names of attributes."""
+        """Paths, objects and names of attributes on which it depends which code the program runs."""
         paths = {id(slot.found()): slot.path for slot in self._state.entered}
         for source in self._state.objects:
             value = source.value

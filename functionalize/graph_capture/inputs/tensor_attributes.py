@@ -1,7 +1,7 @@
-"""Attributes that users give to tensors (`p.decay = 0.1`): a program reads them off what stands for these tensors.
+"""Attributes that users give to tensors (`p.decay = 0.1`): a program reads them from the substitutes of these tensors.
 
-Fake tensors have none of them. What the program asks for is answered by the original, and noted, as what calls have to
-find again; so is what is not there, as `getattr(x, "scale", 1)` decides by that too. The same of `id(p)`.
+Fake tensors do not have these attributes. The original answers for its fake, and the answer is recorded, as calls must
+find the same one. A missing attribute is recorded too: `getattr(x, "scale", 1)` branches on it. So is `id(p)`.
 
 Invariant: the class of fake tensors is as it was when the program has run. Limits: values that cannot change inside,
 and tensors; attributes that the program gives to tensors which it makes are not given to those of a call. Arguments of
@@ -28,13 +28,13 @@ from functionalize.refusals.python_objects import ATTRIBUTE_READ, ATTRIBUTE_SET
 from functionalize.runtime.guards.tensors import IDENTITY, AskedAttribute
 
 _UNCHANGING = (*PLAIN_BASES, enum.Enum, type, types.FunctionType, types.BuiltinFunctionType)
-_OF_TORCH = ("_is_param", "_is_buffer")  # what `isinstance` asks for the classes of parameters and buffers
+_OF_TORCH = ("_is_param", "_is_buffer")  # `isinstance` reads these for parameters and buffers
 
 
 class TensorAttributes:
-    """What a program asks for, of the inputs."""
+    """The attributes of inputs that a program reads."""
 
-    _running: TensorAttributes | None = None  # those of the run that is going on
+    _running: TensorAttributes | None = None  # of the current run
 
     def __init__(self, inputs: Sequence[TracedInput]) -> None:
         self._inputs = [entry for entry in inputs if entry.fake is not None and entry.fake is not entry.value]
@@ -45,7 +45,7 @@ class TensorAttributes:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """While the program runs."""
+        """Answer for the program, while it runs."""
         TensorAttributes._running = self
         try:
             yield
@@ -53,7 +53,7 @@ class TensorAttributes:
             TensorAttributes._running = None
 
     def rows(self) -> Iterator[Patch]:
-        """Have fake tensors answer for what they stand for; to other threads, too, which meet none of this capture."""
+        """Have fake tensors answer for their originals; in all threads, as others do not meet fakes of this capture."""
         yield Patch.by(lambda fake, name: self._answer(fake, name), FakeTensor, "__getattr__", shared=True)
 
     def check_given(self) -> None:
@@ -71,18 +71,18 @@ class TensorAttributes:
             )
 
     def _given(self) -> Iterator[tuple[TracedInput, str]]:
-        """The inputs that the program gave attributes to, and their names."""
+        """The inputs that the program gave attributes to, and the names of these."""
         for entry in self._inputs:
             names = vars(entry.fake).keys() - self._own[id(entry)]
             yield from ((entry, name) for name in sorted(names) if not name.startswith("_"))
 
     def asked(self, inputs: Sequence[TracedInput]) -> set[tuple[int, str]]:
-        """What was asked for, by the number of the input."""
+        """The attributes that the program read, with the numbers of the inputs."""
         numbers = {id(entry): number for number, entry in enumerate(inputs)}
         return {(numbers[key], name) for key, name in self._asked if key in numbers}
 
     def identity(self, value: Any) -> int:
-        """``id`` of a value, of a substitute that of the original."""
+        """``id`` of a value; for a substitute that of the original."""
         entry = self._of.get(id(value))
         if entry is None:
             return id(value)

@@ -1,4 +1,4 @@
-"""Training steps that are made of a module and an optimizer.
+"""Training steps that combine a module and an optimizer.
 
 Limits: modules that return a loss.
 """

@@ -1,9 +1,9 @@
-"""Inputs that overlap, and that autograd knows for views of one tensor.
+"""Inputs that overlap, and that autograd takes for views of one tensor.
 
-A write to one of them changes the gradients of the others: while such a program is recorded, they are made as views of
-that tensor, their root. Where it is no input itself, it becomes one, of which the program gets nothing but views.
+A write to one of them changes the gradients of the others. While such a program is recorded, they are made as views of
+that tensor, their root. A root that is not an input becomes one; the program gets only views of it.
 
-Invariant: autograd finds between the fake tensors what it knows of the inputs. Limits: sizes are integers.
+Invariant: autograd relates the fake tensors as it relates the inputs. Limits: sizes are integers.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from functionalize.graph_capture.inputs.inputs import TracedInput, fresh_name
 
 
 def with_roots(inputs: Sequence[TracedInput]) -> list[TracedInput]:
-    """The inputs, and after them the roots that are none; those that are to be views know their roots."""
+    """The inputs, then the roots that are not inputs themselves; inputs that are to be views get their ``root``."""
     groups: dict[int, list[TracedInput]] = defaultdict(list)
     for entry in inputs:
         if can_be_view(entry):
             groups[id(entry.known_base)].append(entry)
-    found, taken = list(inputs), {entry.name for entry in inputs}
+    extended, taken = list(inputs), {entry.name for entry in inputs}
     for group in groups.values():
-        if all(disjoint(Layout.of(one.value), Layout.of(other.value)) for one, other in combinations(group, 2)):
+        if all(disjoint(Layout.of(entry.value), Layout.of(other.value)) for entry, other in combinations(group, 2)):
             continue
         root = group[0].known_base
         itself = next((entry for entry in group if entry.value is root), None)
         if itself is None:
             name = fresh_name(f"base_of_{group[0].name}", taken)
             itself = TracedInput(InputKind.USER_INPUT, name, None, root, base_of=group[0])
-            found.append(itself)
+            extended.append(itself)
         for entry in group:
             if entry.value is not root:
                 entry.root = itself
-    return found
+    return extended
 
 
 def can_be_view(entry: TracedInput) -> bool:
-    """Whether a view of what autograd knows an input for a view of can stand for it: one that autograd sees through."""
+    """Whether a view of an input's base in autograd can replace the input: a view that autograd differentiates."""
     root, value = entry.known_base, entry.value
     if root is None or root.layout is not torch.strided or root.is_nested or storage_key(root) != storage_key(value):
         return False
@@ -55,7 +55,7 @@ def can_be_view(entry: TracedInput) -> bool:
 
 
 def view_of(root: torch.Tensor, layout: Layout) -> torch.Tensor:
-    """A view of a root with a layout, by plain views where there are such."""
+    """A view of a root with a layout, by plain view operators where these suffice."""
     base, made = Layout.of(root), root
     for step in route(base, layout) or ():
         made = step.op(made, *step.args)

@@ -1,7 +1,7 @@
-"""The state of a program while it runs: substitutes sit where its tensors were, and each change of a container is seen.
+"""The state of a program while it runs: substitutes replace its tensors, and each change of a container is seen.
 
-Takes a walk over objects, and substitutes for tensors. Gives the containers that the program has changed so far, with
-what they held when it began. Guarantees that in the end all is as it was, also where the program raises.
+Takes a walk over objects, and substitutes for tensors. Returns the containers that the program has changed so far, with
+their contents when it began. Guarantees that everything is restored at the end, also where the program raises.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _WEAK: Mapping[type, Any] = {weakref.ref: weakref.ref, **dict.fromkeys(weakref.P
 
 @dataclass(frozen=True, eq=False)
 class ChangedContainer:
-    """A container in which the program has put something else."""
+    """A container whose content the program has changed."""
 
     number: int  # on the walk
     container: Container
@@ -43,7 +43,7 @@ class ChangedContainer:
 
 @dataclass(eq=False)
 class _Beginning:
-    """What containers held when the program began."""
+    """The contents of containers when the program began."""
 
     containers: list[Container] = field(default_factory=list)
     contents: list[Any] = field(default_factory=list)
@@ -64,7 +64,7 @@ class WatchedState:
 
     @contextlib.contextmanager
     def substituted(self, substitutes: Mapping[int, Any]) -> Iterator[None]:
-        """Put other tensors, named by the identities of these, in their places; in the end all is as it was."""
+        """Put substitutes in the tensors' places, by the tensors' identities; restore everything at the end."""
         walk = self.walk
         slots = [slot for slot in walk.tensors if not isinstance(slot.container, SetItems)]
         entries = [(slot.container, slot.key, entry(slot.container, slot.key)) for slot in [*slots, *walk.weak]]
@@ -101,25 +101,25 @@ class WatchedState:
             self._beginning = _Beginning()
 
     def begin(self) -> None:
-        """The program begins: what the containers hold now is what it finds."""
+        """Take the present contents of the containers as those that the program finds."""
         containers = [source.container for source in self.walk.containers.values()]
         contents = list(map(copy_of, containers))
         self._beginning = _Beginning(containers, contents, _flattened(contents))
 
     def watch_late(self, container: Container, path: str, before: Any) -> None:
-        """Have a container count, when the program has run, that held what ``before`` does."""
+        """Watch a container that was not watched from the beginning, when its content was ``before``."""
         self.walk.watch(container, path)
         self._beginning.add(container, before)
 
     def content(self, container: Container) -> Any:
-        """What a container held when the program began; None of one that was not walked."""
+        """The content of a container when the program began; None for a container that was not walked."""
         wanted, containers = identity(container), self.walk.containers.values()
         number = next((n for n, source in enumerate(containers) if identity(source.container) == wanted), None)
         return None if number is None else self.begun[number]
 
     @property
     def begun(self) -> Sequence[Any]:
-        """What the containers, in their order, held when the program began."""
+        """The contents of the containers, in their order, when the program began."""
         return self._beginning.contents
 
     @property
@@ -146,7 +146,7 @@ def _place(slots: Iterable[Slot], substitutes: Mapping[int, Any]) -> None:
 
 
 def _key_of_substitute(key: Any, substitutes: Mapping[int, Any]) -> Any:
-    """The key that another tensor has in the place of this one: it, or such a weak reference to it."""
+    """The key for a key's substitute: the substitute, or a weak reference to it; else the key itself."""
     substitute = substitutes.get(id(key_behind(key)))
     if substitute is None:
         return key
@@ -154,7 +154,7 @@ def _key_of_substitute(key: Any, substitutes: Mapping[int, Any]) -> Any:
 
 
 def _flattened(contents: Iterable[Any]) -> list[Any]:
-    """All that containers hold, one after the other, each behind the number of its entries."""
+    """The contents of containers in one list, each after the number of its entries."""
     flat: list[Any] = []
     for content in contents:
         flat.append(len(content))
