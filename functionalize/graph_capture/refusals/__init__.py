@@ -1,1 +1,1 @@
-"""What a capture refuses, found while the program runs or afterwards."""
+"""Refusals of a capture: found while the program runs, or afterwards."""

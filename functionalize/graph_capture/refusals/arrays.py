@@ -1,9 +1,9 @@
-"""What a program does, by tensors, to the memory of arrays: refused where a call could not do the same.
+"""Uses of arrays' memory by a program's tensors: refused where a call could not do the same.
 
-A call reads an array where it lies. What a program makes of an array (`torch.from_numpy`) is a copy in the graph.
+A call reads an array in its own memory. What a program makes of an array (`torch.from_numpy`) is a copy in the graph.
 
-Invariant: who refuses has changed nothing. Limits: of arrays that the program makes itself, those that it returns by
-themselves, or in dicts, lists and tuples.
+Invariant: a refusal has changed nothing. Limits: of arrays that the program makes itself, those that it returns
+directly, or in dicts, lists and tuples.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _REFUSED = {WRITES: ARRAY_MEMORY_WRITTEN, GIVES: ARRAY_MEMORY_GIVEN, MISSES: ARR
 
 
 def refuse_shared(context: FunctionalizationContext, handles: Sequence[Any], returned: Any) -> None:
-    """Raise for what a program, which has run, did to memory of others.
+    """Raise where a program that has run wrote to memory of others, or hands it out.
 
     ``handles``: the tensors that the caller gets; ``returned``: what the program returned.
 

@@ -1,9 +1,9 @@
-"""Code that a program changes while it runs: functions get other code or defaults, objects another class. Refused.
+"""Refuses programs that change code while they run: functions get other code or defaults, objects another class.
 
-A graph is of the code that ran, and a call changes none: the next call would have to run what this one left.
+A graph records the code that ran, and a call does not change code: the next call would have to run the changed code.
 
-Invariant: after a capture all is what it was. Limits: the functions, methods and classes that the program is known to
-come to.
+Invariant: after a capture all code is as it was. Limits: the functions, methods and classes that the program is known
+to reach.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from functionalize.refusals.python_objects import CODE_CHANGED
 from functionalize.runtime.guards.python_guards import PythonGuard, PythonGuards
 from functionalize.uninterrupted import uninterrupted
 
-_SPECIAL = frozenset({"__code__", "__defaults__", "__kwdefaults__", "__class__"})  # in no dict of the object's
+_SPECIAL = frozenset({"__code__", "__defaults__", "__kwdefaults__", "__class__"})  # not in the object's own dict
 
 
 class _Place(NamedTuple):
-    """An attribute, and what was there: by each object that may hold it, of a class those that it inherits from."""
+    """An attribute and its value in each object that may hold it; for a class, in its base classes as well."""
 
     guard: PythonGuard
     value: Any
@@ -31,7 +31,7 @@ class _Place(NamedTuple):
 
 @contextlib.contextmanager
 def code_put_back(guards: PythonGuards) -> Iterator[None]:
-    """Around a program's run, in which substitutes are where tensors were.
+    """Run a program, with substitutes in its tensors' places, and restore code that it changes.
 
     Raises:
         UnsupportedProgramError: the program changed code.
@@ -57,14 +57,14 @@ def _place(guard: PythonGuard) -> _Place:
 
 
 def _name(guard: PythonGuard) -> str:
-    """The attribute of the owner's; what follows leads into what it holds, as into a class method."""
+    """The attribute of the owner; the rest of the key leads into its value, as into a class method."""
     name: str = guard.key.partition(".")[0]
     return name
 
 
 def _is_changed(place: _Place) -> bool:
     now = read(place.guard.container, place.guard.key)
-    is_computed = now is not read(place.guard.container, place.guard.key)  # for whoever asks
+    is_computed = now is not read(place.guard.container, place.guard.key)  # at each read
     return now is not place.value and not is_computed
 
 

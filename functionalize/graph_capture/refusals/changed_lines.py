@@ -1,7 +1,7 @@
-"""The line of a program that changes something which no operator shows: found by one more run, line by line.
+"""The line of a program that changes something without an operator: found by one more run, line by line.
 
-Invariant: a function that traced before, such as a debugger's, does so afterwards. Limits: a program that does
-something else when it runs again has no such line.
+Invariant: a trace function from before, such as a debugger's, is in place afterwards. Limits: no line is found in a
+program that does something else when it runs again.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from functionalize.refusals.refusal import Refusal
 
 
 class LineWanted(Exception):
-    """A program changed something: it is refused, when the line that did so has been found."""
+    """A program changed something: it is refused once the line that did so is found."""
 
     def __init__(self, is_changed: Callable[[], bool], row: Refusal[UnsupportedProgramError], **values: object) -> None:
-        """``is_changed``: whether it is, while the program runs again; ``values``: for the placeholders of the row."""
+        """``is_changed``: whether it is changed, asked in a second run; ``values``: for the placeholders of the row."""
         super().__init__(row.what)
         self._is_changed, self._row, self._values = is_changed, row, values
 
@@ -42,7 +42,7 @@ def _changing_line(is_changed: Callable[[], bool], run: Callable[[], object]) ->
             changing.extend(last)
             return None
         if event != "call":
-            begun = frame.f_back if event == "return" else frame  # a line that has called may go on
+            begun = frame.f_back if event == "return" else frame  # the line of a call may continue
             last[:] = sorted(_lines_of(begun), key=lambda line: is_library_file(line.file))
         return trace
 
@@ -56,14 +56,14 @@ def _changing_line(is_changed: Callable[[], bool], run: Callable[[], object]) ->
     try:
         run()
     except Exception:
-        pass  # of the program, which was refused before
+        pass  # the program's own: it is refused anyway
     finally:
         sys.settrace(before)
     return changing[0] if changing else None
 
 
 def _lines_of(frame: FrameType | None) -> Iterator[Location]:
-    """The lines at which frames of a program are, innermost first; ours run it."""
+    """The lines at which frames of a program are, innermost first, up to those of this package."""
     while frame is not None and not str(frame.f_globals.get("__name__")).startswith("functionalize."):
         code = frame.f_code
         if is_of_program(code) and not is_of_python(code.co_filename):

@@ -1,10 +1,9 @@
-"""Iterators that a program reaches: what takes something out of one is refused, as a call could not do so.
+"""Iterators that a program reaches: taking an item out of one is refused, as a call could not do so.
 
-While the program runs, others stand for them, which refuse whatever they are asked for. An iterator that is merely held
-is as it was.
+While the program runs, substitutes replace them, which refuse every use. An iterator that is merely held is unchanged.
 
-Invariant: after the run each is in its place, and has all that it had. Limits: iterators of classes that are walked, as
-they keep what comes next in attributes, are not refused; neither are files, as programs write to them.
+Invariant: after the run each iterator is in its place, and has all of its items. Limits: iterators of classes that are
+walked are not refused, as their attributes hold what comes next; neither are files, as programs write to them.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ from functionalize.uninterrupted import uninterrupted
 
 
 def is_iterator(value: Any) -> bool:
-    """Whether a value, of a class that is not walked, knows by itself what comes next."""
-    iterator_class = type(value)  # other substitutes are not asked for their class
-    if iterator_class in weakref.ProxyTypes:  # which have the methods of all objects
+    """Whether a value is an iterator that keeps its own position, in a class that is not walked."""
+    iterator_class = type(value)  # not `__class__`, which substitutes answer for
+    if iterator_class in weakref.ProxyTypes:  # these have the methods of all objects
         return False
     return (
         issubclass(iterator_class, Iterator) and not is_entered(iterator_class) and not hasattr(iterator_class, "write")
@@ -39,7 +38,7 @@ def refusal(value: Any, what: str) -> UnsupportedProgramError:
 
 
 class Substitute:
-    """What a program finds where an iterator is."""
+    """Replaces an iterator while a program runs."""
 
     __slots__ = ("_of", "_refused", "_what")
 
@@ -72,20 +71,20 @@ class Substitute:
         self._refuse()
 
     def refused_as(self, path: str) -> UnsupportedProgramError:
-        """Why a program cannot give it, or keep it elsewhere."""
+        """Why a program cannot hand it out, or keep it elsewhere."""
         return refusal(self._of, f"{path}, which was {self._what},")
 
 
 @contextlib.contextmanager
 def iterators_kept(state: StateWalk, arguments: StateWalk) -> Iterator[None]:
-    """Around a program's run; ``state``, ``arguments``: the objects that it reaches.
+    """Run a program with substitutes for iterators; ``state``, ``arguments``: the objects that it reaches.
 
     Raises:
-        UnsupportedProgramError: it takes something out of an iterator, whoever catches that inside of it.
+        UnsupportedProgramError: it takes an item out of an iterator, even where it catches the error.
     """
     refused = list[Exception]()
     places = [("attribute", slot) for slot in state.constants] + [("argument", slot) for slot in arguments.constants]
-    entries = list[tuple[Slot, Any, Any]]()  # what was there, a tuple perhaps, and what is there instead
+    entries = list[tuple[Slot, Any, Any]]()  # the value before, a tuple perhaps, and now
     for place, slot in places:
         if is_iterator(slot.found()):
             before = entry(slot.container, slot.key)

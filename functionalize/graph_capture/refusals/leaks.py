@@ -1,11 +1,11 @@
-"""Traced tensors that outlive their capture: found by looking which are still alive, and refused by who holds them.
+"""Traced tensors that outlive their capture: it looks for those still alive, and refuses them by their holders.
 
-Tensors that no state holds, and that a program wrote all the same, get their versions back here as well.
+It also restores the versions of tensors that a program wrote though they are not in its state.
 
-Invariant: after a capture nobody but the program knows of its fake tensors, or an error says who does. Caches by
-arguments (``functools.lru_cache``) that were filled are emptied: their next caller fills them with tensors of its own.
-Hooks on gradients of such tensors are dropped: one that knows its tensor, which autograd knows, is never collected.
-Limits: what code in C++ alone holds is not seen.
+Invariant: after a capture only the program holds its fake tensors, or an error names another holder. Caches by
+arguments (``functools.lru_cache``) that hold some are emptied: their next caller fills them with its own tensors.
+Hooks on gradients of such tensors are dropped: a hook that refers to its own tensor is never collected, as autograd
+holds it. Limits: holders in C++ are not seen.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ from functionalize.call_stack import Origin
 from functionalize.refusals.python_objects import GRADIENT_LEFT_ELSEWHERE, TENSOR_HELD_ELSEWHERE
 
 _LRU_CACHE = type(functools.lru_cache(lambda: None))
-_PASSED = (list, tuple, dict, set, types.CellType)  # holders that say little
+_PASSED = (list, tuple, dict, set, types.CellType)  # holders that have no name
 _IGNORED = (types.FrameType, weakref.ReferenceType)
 _MOMENT = 0.2  # seconds
-_STEPS = 4  # how far up an object's holders are looked for
+_STEPS = 4  # how many levels of holders are searched
 
 
 class Traced:
     """The tensors that one capture traced, without holding them."""
 
     def __init__(self, nodes: Mapping[torch.Tensor, Any], earlier: Iterable[Any]) -> None:
-        """``nodes``: what each living tensor stands for; ``earlier``: tensors that were there before."""
+        """``nodes``: what each living tensor stands for in the graph; ``earlier``: tensors from before the capture."""
         self._nodes, self._earlier = nodes, set(map(id, earlier))
         self._first_hook = RemovableHandle.next_id
 
     def alive(self) -> list[tuple[torch.Tensor, Any]]:
-        """Those that somebody holds, with what they stand for."""
+        """The traced tensors that somebody holds, each with what it stands for."""
         fakes = ((tensor, entry) for tensor, entry in self._nodes.items() if isinstance(tensor, FakeTensor))
         return [(tensor, entry) for tensor, entry in fakes if id(tensor) not in self._earlier]
 
     def empty_caches(self) -> None:
-        """Empty the caches by arguments that hold some."""
+        """Empty the caches by arguments that hold traced tensors."""
         traced = set(map(id, self._nodes))
         if traced:
             for cache in [value for value in gc.get_objects() if type(value) is _LRU_CACHE]:
@@ -56,29 +56,29 @@ class Traced:
                     cache.cache_clear()
 
     def _kept(self) -> list[Any]:
-        """Chains of what holds some, but for what is ours."""
+        """Chains of holders of traced tensors, without those of this package."""
         chains = _holders([tensor for tensor, _ in self.alive()])
         return [chain for chain in _whole(chains) if not any(map(_is_ours, chain))]
 
     def _drop_hooks(self) -> None:
-        """Drop the hooks on gradients that the run has registered; the rest are of what tensors stand in for."""
+        """Drop the hooks on gradients that the run has registered; all others are those of the originals."""
         for hooks in [hooks for tensor, _ in self.alive() for hooks in gradient_hooks(tensor)]:
             for key in [key for key in hooks if key >= self._first_hook]:
                 del hooks[key]
 
     def check(self) -> None:
-        """Raise if one is still held, once the capture has ended.
+        """Raise if a traced tensor is still held, once the capture has ended.
 
         Raises:
-            UnsupportedProgramError: one is.
+            UnsupportedProgramError: it is.
         """
         if not self.alive():
             return
         self._drop_hooks()
-        gc.collect()  # what holds itself
+        gc.collect()  # reference cycles
         self.empty_caches()
         others = self._kept()
-        if others and threading.active_count() > 1:  # one that met a tensor, and is about to raise, drops it soon
+        if others and threading.active_count() > 1:  # a thread that met a tensor is about to raise, and drops it
             del others
             time.sleep(_MOMENT)
             others = self._kept()
@@ -91,9 +91,9 @@ class Traced:
 
 
 def take_back(written: Iterable[tuple[torch.Tensor, int]], constants: Iterable[torch.Tensor]) -> None:
-    """Have tensors that no state holds be as they were.
+    """Restore tensors that are not in the program's state.
 
-    ``written``: such tensors, with their versions before; ``constants``: all of them.
+    ``written``: those that it wrote, with their versions before; ``constants``: all of them.
 
     Raises:
         UnsupportedProgramError: the program left a gradient on one.
@@ -108,7 +108,7 @@ def take_back(written: Iterable[tuple[torch.Tensor, int]], constants: Iterable[t
 
 
 def _reaches(cache: Any, traced: set[int]) -> bool:
-    """Whether a cache holds one of some objects, or a container of such."""
+    """Whether a cache holds one of the traced objects, perhaps in containers."""
     fringe = [cache]
     for _ in range(_STEPS):
         fringe = [part for holder in fringe for part in gc.get_referents(holder)]
@@ -126,10 +126,10 @@ def _line_of(entry: Any) -> object:
 
 
 def _holders(tensors: list[Any]) -> list[tuple[Any, ...]]:
-    """What holds some tensors, what holds that, and so on a few steps up: chains that begin with a tensor."""
+    """The holders of some tensors, their holders, and so on a few steps up: chains that begin with a tensor."""
     held_by: list[tuple[Any, ...]] = []
     chains: dict[int, tuple[Any, ...]] = {id(tensor): (tensor,) for tensor in tensors}
-    own: list[Any] = [held_by, chains, tensors]  # of ours, which hold what they look for
+    own: list[Any] = [held_by, chains, tensors]  # of this search, which hold its objects
     seen, fringe = set(chains), tensors
     for _ in range(_STEPS):
         holders = gc.get_referrers(*fringe) if fringe else []
@@ -151,7 +151,7 @@ def _holders(tensors: list[Any]) -> list[tuple[Any, ...]]:
 
 
 def _is_ours(holder: Any) -> bool:
-    """Whether an object is one of a captured program's, or of what an error kept of a capture."""
+    """Whether an object is part of a captured program, or of what an error kept of a capture."""
     return isinstance(holder, Node) or type(holder).__module__.startswith("functionalize.")
 
 
@@ -161,13 +161,13 @@ def _is_global(holder: Any) -> bool:
 
 
 def _whole(chains: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """The chains that are not the beginning of another one."""
+    """The chains that are not the beginning of another chain."""
     beginnings = {tuple(map(id, chain[:count])) for chain in chains for count in range(len(chain))}
     return [chain for chain in chains if tuple(map(id, chain)) not in beginnings]
 
 
 def _named(chains: list[tuple[Any, ...]]) -> str:
-    """Who is at the end of some chains, in words."""
+    """The holder at the end of some chains, in words."""
     for chain in chains:
         if _is_global(chain[-1]):
             name = next((name for name, value in chain[-1].items() if value is chain[-2]), "?")

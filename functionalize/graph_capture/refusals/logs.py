@@ -1,9 +1,9 @@
 """Lists that a program only adds to: logs, whose length does not matter to it.
 
-A list is one if code reaches it by one name alone (a variable, an attribute, or a variable or an attribute that is a
+A list is a log if code reaches it by one name alone (a variable, an attribute, or a variable or an attribute that is a
 dict, and text as key), and if all code of the program that has this name goes on with `append` or `extend`.
 
-Invariant: what is not told from the code for sure is no log. Limits: code of libraries is looked at by the name only.
+Invariant: a list counts as a log only if the code proves it. Limits: code of libraries is checked for the name only.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from functionalize.python_state.slots import Slot
 from functionalize.python_state.walk import StateWalk
 
 _ADDS = frozenset({"append", "extend"})
-_DICTS = (dict, OrderedDict, defaultdict)  # what they hold code reaches by their methods alone
+_DICTS = (dict, OrderedDict, defaultdict)  # code reaches their entries by their methods alone
 _KNOWN = frozenset({"builtins", "typing", "abc", "torch"})  # modules whose classes read attributes by name, if at all
 _IDLE = frozenset({"EXTENDED_ARG", "CACHE", "NOP", "PUSH_NULL", "COPY_FREE_VARS", "MAKE_CELL"})
-_DEFINES = frozenset({"LOAD_CLOSURE", "KW_NAMES"})  # given to a function whose code is looked at; names of arguments
+_DEFINES = frozenset({"LOAD_CLOSURE", "KW_NAMES"})  # passed to a function whose code is checked; names of arguments
 
 _LOADS = frozenset({"LOAD_FAST", "LOAD_FAST_BORROW", "LOAD_DEREF", "LOAD_GLOBAL", "LOAD_NAME"})
 
-# What reads without a name: builtins, which are global names, and others, which may be attributes as well.
+# Functions that read variables without their names: builtins, and others, which may be attributes as well.
 _BUILTINS = frozenset({"eval", "exec", "vars", "globals", "locals"})
 _READERS = frozenset(
     {
@@ -58,43 +58,43 @@ def adds(method: Any) -> bool:
 
 
 class Logs:
-    """How the code of a program reaches lists: what is said of it by who follows it."""
+    """Records how the code of a program reaches lists."""
 
     def __init__(self, state: StateWalk) -> None:
         self._state = state
         self._globals: dict[int, Any] = {}  # of the functions, by identity
-        self._of_modules: set[tuple[int, Any]] = set()  # variables that are attributes to some code
-        self._adders: dict[int, tuple[Any, Any]] = {}  # what stands for methods that add to a list, and the lists
+        self._of_modules: set[tuple[int, Any]] = set()  # variables that some code reads as attributes
+        self._adders: dict[int, tuple[Any, Any]] = {}  # places of lists that a method adds to, and the lists
         self._names_modules = False  # whether code of the program's own names a module of its own
-        self._renamed: set[str] = set()  # what reads without a name, and is called otherwise in some code
+        self._renamed: set[str] = set()  # names in `_ALL` whose functions some code calls by other names
 
     def meet_functions(self, functions: Iterable[types.FunctionType]) -> None:
-        """Functions that the program may run."""
+        """Record functions that the program may run."""
         self._globals.update((id(function.__globals__), function.__globals__) for function in functions)
 
     def meet_variable(self, name: str, container: Any, key: Any) -> None:
-        """A variable, by what code calls it."""
+        """Record a variable, by its name in code."""
         where, place = place_of(container, key)
         if "." in name:
             self._of_modules.add((id(where), place))
 
     def meet_value(self, name: str, value: Any) -> None:
-        """What a program's own code has under a name."""
+        """Record the value that a program's own code has under a name."""
         self._names_modules |= isinstance(value, types.ModuleType) and is_own(value.__name__)
         if isinstance(value, (types.BuiltinFunctionType, types.FunctionType, type)) and value.__name__ in _ALL:
             self._renamed |= {value.__name__} - {name.rpartition(".")[2]}
 
     def meet_adder(self, place: Any, container: Any) -> None:
-        """``place``: where the walk met a list of which the program has a method that adds to it."""
+        """Record a list that a method of the program adds to; ``place``: where the walk met it."""
         self._adders[id(place)] = place, container
 
     def is_log(self, container: Any, codes: Iterable[types.CodeType]) -> bool:
-        """Whether a list is one; ``codes``: of all functions that the program may come to."""
+        """Whether a list is a log; ``codes``: of all functions that the program may reach."""
         slots = self._slots(container)
         if type(container) is not list or len(slots) > 1:
             return False
         if not slots:
-            added = any(one is container for _, one in self._adders.values())
+            added = any(receiver is container for _, receiver in self._adders.values())
             return added and not any(_reads_unnamed(code, False, frozenset(self._renamed)) for code in codes)
         slot, keyed = slots[0], slots[0].owner is slots[0].container
         if keyed:
@@ -106,12 +106,12 @@ class Logs:
         return bool(name) and all(not unnamed(code) and _only_adds(code, name, attribute, keyed) for code in codes)
 
     def _slots(self, value: Any) -> list[Slot]:
-        """The places of an object, but for those in methods that add to it."""
-        found = (slot for slot in self._state.entered if slot.found() is value)
-        return [slot for slot in found if id(slot.container) not in self._adders]
+        """The places of an object, without those in methods that add to it."""
+        slots = (slot for slot in self._state.entered if slot.found() is value)
+        return [slot for slot in slots if id(slot.container) not in self._adders]
 
     def _name(self, slot: Slot) -> tuple[str, bool]:
-        """The only name of a place in code, and whether it is that of an attribute; none if there may be others."""
+        """The only name of a place in code, and whether it names an attribute; empty if there may be more names."""
         container, key = place_of(slot.container, slot.key)
         if slot.steps:
             return "", False
@@ -122,14 +122,14 @@ class Logs:
 
 
 def _is_attribute(slot: Slot) -> bool:
-    """Whether a place is an attribute of an object which nothing reads but by its name."""
+    """Whether a place is an attribute of an object that is read by its name alone."""
     owner, container = slot.owner, slot.container
     if owner is None or not (isinstance(container, SlotsOf) or getattr(owner, "__dict__", None) is container):
         return False
-    kind = owner if isinstance(owner, type) else type(owner)
-    if issubclass(kind, (torch.nn.Module, types.FunctionType)):
+    cls = owner if isinstance(owner, type) else type(owner)
+    if issubclass(cls, (torch.nn.Module, types.FunctionType)):
         return True
-    return all(is_own(one.__module__) or str(one.__module__).partition(".")[0] in _KNOWN for one in kind.__mro__)
+    return all(is_own(base.__module__) or str(base.__module__).partition(".")[0] in _KNOWN for base in cls.__mro__)
 
 
 def _is_own(code: types.CodeType) -> bool:
@@ -146,7 +146,7 @@ def _reads_unnamed(code: types.CodeType, attribute: bool, renamed: frozenset[str
         return False
     if names & renamed:
         return True
-    constants = (one for one in code.co_consts if isinstance(one, str))
+    constants = (constant for constant in code.co_consts if isinstance(constant, str))
     steps = _steps(code) if attribute or names.intersection((*code.co_names, *constants)) else []
     for index, step in enumerate(steps):
         if step.opname == "MATCH_CLASS" and attribute:
@@ -161,7 +161,7 @@ def _reads_unnamed(code: types.CodeType, attribute: bool, renamed: frozenset[str
 
 
 def _has_constant_name(steps: Sequence[Any]) -> bool:
-    """Whether what follows are arguments of `getattr`: a variable, or an attribute of one, a text, and a default."""
+    """Whether the arguments of `getattr` follow: a variable, or an attribute of one, a text, and a default."""
     if not steps or steps[0].opname not in _LOADS:
         return False
     rest = list(itertools.dropwhile(lambda step: step.opname == "LOAD_ATTR", steps[1:]))[:3]
@@ -173,9 +173,9 @@ def _has_constant_name(steps: Sequence[Any]) -> bool:
 
 
 def _only_adds(code: types.CodeType, name: str, attribute: bool, keyed: bool) -> bool:
-    """Whether code, and code of functions in it, takes what is called so only to append to it, or to extend it.
+    """Whether code, and code of functions in it, uses a name only to append to its value, or to extend it.
 
-    ``keyed``: to what it has under a constant text.
+    ``keyed``: to the value's entry under a constant text.
     """
     texts = code.co_consts if attribute and _is_own(code) else ()
     if name in (*code.co_names, *code.co_freevars, *code.co_cellvars) or any(map(_holds(name), texts)):
@@ -189,19 +189,21 @@ def _only_adds(code: types.CodeType, name: str, attribute: bool, keyed: bool) ->
 
 
 def _holds(name: str) -> Callable[[Any], bool]:
-    """What says of a constant whether it is a text, or has it: the name of an attribute, perhaps."""
-    return lambda one: one == name if isinstance(one, str) else isinstance(one, tuple) and name in one
+    """A test of constants: whether one is a text, or a tuple with it: the name of an attribute, perhaps."""
+    return lambda constant: (
+        constant == name if isinstance(constant, str) else isinstance(constant, tuple) and name in constant
+    )
 
 
 def _mentions(step: Any, name: str) -> bool:
-    """Whether an instruction means what is called so: no local variable."""
+    """Whether an instruction uses a name, other than as a local variable."""
     if step.opname in _DEFINES or "_FAST" in step.opname:
         return False
     return _holds(name)(step.argval)
 
 
 def _of_self(code: types.CodeType, steps: Sequence[Any], index: int) -> bool:
-    """Whether an instruction is about an attribute of the object that the code constructs: another one."""
+    """Whether an instruction is about an attribute of the object that the code constructs: another list."""
     if code.co_name not in CONSTRUCTORS or not index or not code.co_varnames:
         return False
     loaded = steps[index - 1].argval
@@ -224,4 +226,4 @@ def _steps(code: types.CodeType) -> list[Any]:
 
 def _inner(code: types.CodeType) -> list[types.CodeType]:
     """The code of functions in code."""
-    return [one for one in code.co_consts if isinstance(one, types.CodeType)]
+    return [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]

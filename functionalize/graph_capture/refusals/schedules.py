@@ -30,18 +30,18 @@ from functionalize.runtime.guards.python_guards import PythonGuards, is_whole
 from functionalize.runtime.outputs.side_effects import ScheduleStep
 
 _CLASSES = [value for value in vars(schedulers).values() if inspect.isclass(value)]
-KINDS: frozenset[Any] = frozenset(kind for kind in _CLASSES if issubclass(kind, schedulers.LRScheduler))
+KINDS: frozenset[Any] = frozenset(cls for cls in _CLASSES if issubclass(cls, schedulers.LRScheduler))
 _NUMBERS = (bool, int, float, *SYMBOLS)
 _PLAIN = frozenset({*_NUMBERS, str, type(None)})
 
 
 class NumberRead(BaseException):
-    """A program reads what a step changes: no error of its own, which it could catch."""
+    """A program reads what a step changes: not an `Exception`, which the program could catch."""
 
 
 @dataclass(frozen=True)
 class _Step:
-    """A step that the program does: what its scheduler was given, and where."""
+    """A step that the program does: the scheduler, its arguments, and the line."""
 
     scheduler: Any
     args: Sequence[Any]
@@ -50,15 +50,17 @@ class _Step:
 
 
 class Schedules:
-    """The schedulers among a program's state."""
+    """The schedulers in a program's state."""
 
     def __init__(self, state: StateWalk) -> None:
         self._state = state
-        touched = [(one, self._touched(one)) for one in state.seen if type(one) in KINDS]
-        self.touched: dict[int, list[Any]] = {id(one): found for one, found in touched if found is not None}
-        self.attributes: list[dict[str, Any]] = [vars(one) for one, found in touched if found is not None]
+        touched = [(item, self._touched(item)) for item in state.seen if type(item) in KINDS]
+        self.touched: dict[int, list[Any]] = {
+            id(item): containers for item, containers in touched if containers is not None
+        }
+        self.attributes: list[dict[str, Any]] = [vars(item) for item, containers in touched if containers is not None]
         inner = [value for own in self.attributes for value in own.values() if _is_plain(value)]
-        self._held = {id(one) for own in self.attributes for one in (own, *inner)}
+        self._held = {id(container) for own in self.attributes for container in (own, *inner)}
         if self._held and any(
             id(slot.get()) in self._held for slot in state.entered if self._is_elsewhere(slot.container)
         ):
@@ -69,33 +71,33 @@ class Schedules:
 
     def _touched(self, scheduler: Any) -> list[Any] | None:
         """The containers that a step reads or changes; None where it may do more."""
-        found, todo, seen = list[Any](), [scheduler], set[int]()
+        containers, todo, seen = list[Any](), [scheduler], set[int]()
         while todo:
-            one = todo.pop()
-            if id(one) in seen or _is_plain(one):
+            value = todo.pop()
+            if id(value) in seen or _is_plain(value):
                 continue
-            seen.add(id(one))
-            if isinstance(one, torch.optim.Optimizer):
-                groups = one.param_groups
-                if any(isinstance(value, torch.Tensor) for group in groups for value in group.values()):
+            seen.add(id(value))
+            if isinstance(value, torch.optim.Optimizer):
+                groups = value.param_groups
+                if any(isinstance(entry, torch.Tensor) for group in groups for entry in group.values()):
                     return None
-                found += [groups, *groups]
-            elif type(one) in KINDS:
-                found.append(vars(one))
-                todo += vars(one).values()
-            elif type(one) in (list, tuple):
-                todo += one
-            elif not (inspect.isfunction(one) and one.__module__ == schedulers.__name__):
+                containers += [groups, *groups]
+            elif type(value) in KINDS:
+                containers.append(vars(value))
+                todo += vars(value).values()
+            elif type(value) in (list, tuple):
+                todo += value
+            elif not (inspect.isfunction(value) and value.__module__ == schedulers.__name__):
                 return None
-        return found if self._state.containers.keys() >= set(map(id, found)) else None
+        return containers if self._state.containers.keys() >= set(map(id, containers)) else None
 
     def leave_out(self, guards: PythonGuards) -> None:
-        """Have a call not be asked what they hold."""
+        """Leave what they hold out of the guards."""
         if self.attributes:
             guards.rows = [
-                one
-                for one in guards.rows
-                if self._is_elsewhere(one.container) or not (_is_plain(one.value) or is_whole(one.key))
+                guard
+                for guard in guards.rows
+                if self._is_elsewhere(guard.container) or not (_is_plain(guard.value) or is_whole(guard.key))
             ]
 
 
@@ -106,39 +108,39 @@ class ScheduleSteps:
         self._watched, self._state, self._schedules = watched, watched.walk, schedules
         self._thread = threading.get_ident()
         self._steps: list[_Step] = []
-        self._places: list[tuple[Any, Any, Any]] = []  # containers and keys, what is to be there again
-        self._contents: dict[int, tuple[Any, Any]] = {}  # containers that steps read, as they were when these began
+        self._places: list[tuple[Any, Any, Any]] = []  # containers, keys, and the values to restore
+        self._contents: dict[int, tuple[Any, Any]] = {}  # containers that steps read, with their contents then
         self._unread = _Unread()
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
-        """Note the steps of schedulers, instead of doing them.
+        """Record the steps of schedulers instead of doing them.
 
         Raises:
-            NumberRead: the program knows what they hold, or rates after a step, or changes them.
+            NumberRead: the program reads what schedulers hold, or rates after a step, or changes them.
         """
         if not self._schedules.attributes:
             yield
             return
-        before = {kind: vars(kind)["step"] for kind in KINDS if "step" in vars(kind)}
-        for kind, step in before.items():
-            kind.step = self._noting(step)
+        before = {cls: vars(cls)["step"] for cls in KINDS if "step" in vars(cls)}
+        for cls, step in before.items():
+            cls.step = self._noting(step)
         try:
             self._hide(self._schedules.attributes)
             yield
             self._check()
         finally:
-            for kind, step in before.items():
-                kind.step = step
+            for cls, step in before.items():
+                cls.step = step
             for container, key, value in self._places:
                 write(container, key, value)
 
-    def described(self, recipe: Callable[[Any, str], Any]) -> tuple[ScheduleStep, ...]:
-        """What a call has to do. ``recipe``: how it makes a value."""
+    def described(self, describe: Callable[[Any, str], Any]) -> tuple[ScheduleStep, ...]:
+        """What a call has to do. ``describe``: how it makes a value."""
         numbers = {id(item): number for number, item in enumerate(self._state.seen)} if self._steps else {}
 
         def made(value: Any) -> Any:
-            return recipe(value, "an argument of a scheduler")
+            return describe(value, "an argument of a scheduler")
 
         return tuple(
             ScheduleStep(
@@ -153,8 +155,8 @@ class ScheduleSteps:
     def _noting(self, step: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(step)
         def noting(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
-            known = threading.get_ident() == self._thread and all(map(_is_number, (*args, *kwargs.values())))
-            touched = self._schedules.touched.get(id(scheduler)) if known else None
+            is_recorded = threading.get_ident() == self._thread and all(map(_is_number, (*args, *kwargs.values())))
+            touched = self._schedules.touched.get(id(scheduler)) if is_recorded else None
             if touched is None:
                 return step(scheduler, *args, **kwargs)
             self._check()
@@ -166,7 +168,7 @@ class ScheduleSteps:
         return noting
 
     def _hide(self, containers: Sequence[Any]) -> None:
-        """Have nobody read the numbers in some containers from now on."""
+        """Have every read of the numbers in some containers raise from now on."""
         begun = dict(zip(self._state.containers, self._watched.begun, strict=True))
         for container in containers:
             for key, value in list(container.items()) if isinstance(container, dict) else ():
@@ -184,28 +186,28 @@ class ScheduleSteps:
 
 
 def _is_number(value: Any) -> bool:
-    """Whether a step may be given it: Python's or the graph's, a tensor of one element, nothing."""
-    one = isinstance(value, torch.Tensor) and value.numel() == 1 and not value.is_complex()
-    return value is None or one or isinstance(value, _NUMBERS)
+    """Whether a step can take a value: a number of Python's or the graph's, a tensor of one element, None."""
+    is_scalar = isinstance(value, torch.Tensor) and value.numel() == 1 and not value.is_complex()
+    return value is None or is_scalar or isinstance(value, _NUMBERS)
 
 
 def _kept(value: Any) -> Any:
-    """What a step is given, as it is now."""
+    """An argument of a step, as it is now."""
     return value.detach().clone() if isinstance(value, torch.Tensor) else value
 
 
 def _is_plain(value: Any) -> bool:
     """Whether a value consists of numbers and text alone."""
-    kind = type(value)
-    if issubclass(kind, (list, tuple, dict)):
-        return all(map(_is_plain, value.values() if issubclass(kind, dict) else value))
-    return kind in _PLAIN
+    cls = type(value)
+    if issubclass(cls, (list, tuple, dict)):
+        return all(map(_is_plain, value.values() if issubclass(cls, dict) else value))
+    return cls in _PLAIN
 
 
 def _read(*args: Any, **kwargs: Any) -> Any:
     raise NumberRead
 
 
-_ASKED = {name for kind in (bool, float, complex, str, list, dict) for name in dir(kind) if name.startswith("__")}
+_ASKED = {name for cls in (bool, float, complex, str, list, dict) for name in dir(cls) if name.startswith("__")}
 _OF_CLASSES = {"__new__", "__init__", "__init_subclass__", "__subclasshook__", "__class_getitem__", "__doc__"}
 _Unread: Any = type("_Unread", (), dict.fromkeys(_ASKED - _OF_CLASSES, _read))

@@ -1,6 +1,6 @@
 """Threads that a program starts: what they compute is not in the graph, so a capture refuses them.
 
-Invariant: threads that others start are not concerned. Limits: threads of libraries (a progress bar's) may start.
+Invariant: threads that others start are not affected. Limits: threads of libraries (a progress bar's) may start.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What a program does to storages past tensors and operators: no mode sees it, and no call could do the same.
+"""What a program does to storages without tensors or operators: no mode sees it, and no call could do the same.
 
-Invariant: this is not about operators that resize (`resize_`, an `out=`). Limits: that a storage has another size
-when the program ends than when it began, where sizes are not symbols; other reads of storages raise by themselves, as
-fake ones have no bytes.
+Invariant: operators that resize (`resize_`, an `out=`) are not refused here. Limits: it sees a storage whose size at
+the end differs from that at the beginning, where sizes are not symbols; other reads of storages raise by themselves,
+as fake storages have no bytes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from functionalize.transform.epilogue import Input
 
 
 def refuse_resized(graph: AliasGraph, entries: Sequence[Input], handles: Sequence[torch.Tensor]) -> None:
-    """Raise where a program, which has run, has resized the storage of an input, or freed that of what it gives.
+    """Raise where a program, which has run, has resized the storage of an input, or freed that of a result.
 
     ``entries``: its inputs as they were; ``handles``: the tensors that the caller gets.
 

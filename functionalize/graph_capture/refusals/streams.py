@@ -1,6 +1,6 @@
-"""Streams of a GPU: a call runs all of its graph on the stream that is current then, and waits for no other.
+"""Streams of a GPU: a call runs its whole graph on the stream that is current then, and waits for no other stream.
 
-Invariant: what a program has streams and events do is refused; streams that others use are not concerned.
+Invariant: a program that uses streams and events is refused; streams that others use are not affected.
 Limits: by the classes in `torch.cuda`, once a GPU is in use.
 """
 
@@ -17,7 +17,7 @@ from functionalize.refusals.python_objects import STREAM_USED
 
 
 class _Call(NamedTuple):
-    """A function that is refused, and what a program does that calls it."""
+    """A function that is refused, and what a program that calls it does."""
 
     owner: Any
     name: str
@@ -38,7 +38,7 @@ _CALLS = (
 
 
 def rows_for_streams() -> Iterator[Patch]:
-    """Have the program raise `UnsupportedProgramError` where it runs on another stream, or has one wait."""
+    """Have the program raise `UnsupportedProgramError` where it runs on another stream, or makes a stream wait."""
     calls = _CALLS if torch.cuda.is_initialized() else ()
     return (Patch(call.owner, call.name, partial(_refusing, call.what)) for call in calls)
 

@@ -1,6 +1,6 @@
-"""What cannot be captured since the program runs on fake tensors in the places of its inputs, and what to do then.
+"""Explains errors that torch raises because the program runs on fake tensors in the places of its inputs.
 
-Limits: errors of torch's are known by their text, written against 2.13 and 2.15; another goes on as it is.
+Limits: it recognizes errors of torch's by their text, written against 2.13 and 2.15; other errors stay as they are.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ _TORCH_ERRORS = (
 
 
 def explained(error: Exception) -> UnsupportedProgramError | None:
-    """The same error in other words, if it is one of those."""
+    """The refusal that explains an error of torch's; None for errors that are not in the table."""
     operator = operator_without_fake(error)
     if operator is not None:
         return NO_FAKE.error(decisive_line(error), op=operator)
@@ -91,9 +91,9 @@ def explained(error: Exception) -> UnsupportedProgramError | None:
 
 
 def replayed(error: Exception, reshaped: bool) -> UnsupportedProgramError | None:
-    """The error in other words, if autograd may have raised it: of views of what has got other metadata since.
+    """The refusal for an error that autograd may have raised about views of a tensor whose metadata changed since.
 
-    ``reshaped``: whether something has that requires gradients.
+    ``reshaped``: whether the metadata of a tensor that requires gradients changed.
     """
     if not reshaped or isinstance(error, UnsupportedProgramError):
         return None
@@ -101,7 +101,7 @@ def replayed(error: Exception, reshaped: bool) -> UnsupportedProgramError | None
 
 
 def of_derivative(error: Exception, order: int) -> Exception:
-    """Why there is no derivative of an order, for an error that its capture raised."""
+    """Why a derivative of an order is missing, for an error that its capture raised."""
     if isinstance(error, UnsupportedProgramError):
         forget_frames(error)
         return error
@@ -116,14 +116,14 @@ def of_derivative(error: Exception, order: int) -> Exception:
 
 
 def forget_frames(error: BaseException) -> None:
-    """Have an error that is kept hold nothing of the run that raised it: its message says where that was."""
+    """Drop what a kept error holds of the run that raised it: its message says where that was."""
     cause: BaseException | None = error
     while cause is not None and cause.__traceback__ is not None:
         cause.__traceback__ = None
         cause = cause.__cause__ or cause.__context__
 
 
-# What a program asks of an input, where a fake tensor answers differently.
+# Questions of a program to an input that its fake tensor answers differently.
 UNANSWERABLE = {
     VIEW: INPUT_IS_VIEW,
     LEAF_VIEW: INPUT_IS_LEAF_VIEW,
