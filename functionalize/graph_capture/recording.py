@@ -1,4 +1,4 @@
-"""Records one program: captured ones and Dynamo's graphs alike.
+"""Records one program, for captures and for Dynamo's graphs.
 
 Invariant: the tracer and the fake tensors live as long as the session. Limits: one program each.
 """
@@ -38,7 +38,7 @@ from functionalize.transform.api import new_mode, run_call
 from functionalize.transform.function_mode import as_program
 from functionalize.transform.gradients.ended_gradients import EndedGradients
 
-Effects = Callable[[ObjectGraph, list[Any]], LeftInObjects]  # of the objects that a program leaves, and gives
+Effects = Callable[[ObjectGraph, list[Any]], LeftInObjects]  # describes the objects that a program leaves and returns
 
 
 class RecordingSession:
@@ -56,8 +56,8 @@ class RecordingSession:
     ) -> None:
         """``annotate`` is notified of each node; ``symbolic``: sizes may be symbols; ``order``: of the joint graph.
 
-        ``draws`` is notified of each node that may draw random numbers, and gives the one that has drawn the same
-        numbers, where there is one.
+        ``draws`` is notified of each node that may draw random numbers, and returns the node that has drawn the same
+        numbers, if any.
         """
         self.fake_mode, self.factory = fake_mode, FakeFactory(fake_mode)
         self.regions = regions = CheckpointRegions()
@@ -79,7 +79,7 @@ class RecordingSession:
         regions.find_attributes_on(self.recorder.tracer.root)
 
     def add_inputs(self, inputs: Sequence[TracedInput]) -> None:
-        """Placeholders for the inputs, and their fake tensors as what these stand for."""
+        """Add placeholders for the inputs, and track their fake tensors as these."""
         tracer = self.recorder.tracer
         fakes = [e.fake for e in inputs if isinstance(e.fake, FakeTensor) and not is_symbolic(e.fake)]
         with below_dispatch():
@@ -98,7 +98,7 @@ class RecordingSession:
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        """What is set around the run, but for the recording mode itself."""
+        """Set up the run, except for the recording mode itself."""
         from functionalize._torch.symbols.decisions import deciding  # here: loads sympy
 
         traced = recording(self.recorder.tracer, self.fake_mode, symbolic=self._symbolic)
@@ -106,11 +106,11 @@ class RecordingSession:
             with deciding(self.fake_mode.shape_env, self.decider), traced, checkpoint_frames_noted(self.regions.begin):
                 yield
         finally:
-            self.decider = None  # it knows the session
+            self.decider = None  # it refers to the session
             self.regions.release()
 
     def _ran(self, run: Callable[[], Any], endings: EndedGradients) -> list[Any]:
-        """What the program gives, in a list; modes of torch that it leaves otherwise are put back."""
+        """The program's result, in a list; modes of torch that it leaves changed are restored."""
         before = modes_now()
         try:
             with functions_noted(endings.note_function):
@@ -125,18 +125,18 @@ class RecordingSession:
         run: Callable[[], Any],
         inputs: list[TracedInput],
         effects: Effects,
-        here: Callable[[], Origin],
+        current_origin: Callable[[], Origin],
         follow: Callable[[Any], None] = lambda context: None,
     ) -> Recorded:
-        """Run the program, end its graph, and put back modes of torch that it left otherwise.
+        """Run the program, end its graph, and restore modes of torch that it left changed.
 
-        ``here``: where it is; ``follow`` gets the program before it runs.
+        ``current_origin``: where the program is; ``follow`` gets the program before it runs.
         """
         mode, tracer = new_mode(self._remove_views), self.recorder.tracer
         root = tracer.root
         mode.context.takes_subclasses = False
         self.regions.again = partial(as_program, mode.context, symbolic=self._symbolic)
-        finalizer = GraphFinalizer(mode.context, tracer, inputs, here, self.factory.like, self.decider)
+        finalizer = GraphFinalizer(mode.context, tracer, inputs, current_origin, self.factory.like, self.decider)
         joint = JointTracer(
             mode, tracer, self.fake_mode, self.regions, self.order, [state.walk for state in self.states]
         )
@@ -146,15 +146,15 @@ class RecordingSession:
         def end(context: Any, entries: Any, returned: Any) -> Recorded:
             context.origin = None
             left = effects(finalizer.objects, returned)
-            self._dtypes.spell_out(root)
-            found = finalizer.finalize(entries, returned, left, joint)
+            self._dtypes.make_explicit(root)
+            ended = finalizer.finalize(entries, returned, left, joint)
             refuse_shared(context, finalizer.handles, returned)
             refuse_resized(context.graph, entries, finalizer.handles)
-            return found
+            return ended
 
         try:
-            given = [entry for entry in inputs if entry.fake is not None and entry.given]
-            fakes = [entry.fake for entry in sorted(given, key=lambda entry: entry.optional)]
+            passed = [entry for entry in inputs if entry.fake is not None and entry.given]
+            fakes = [entry.fake for entry in sorted(passed, key=lambda entry: entry.optional)]
             recorded: Recorded = run_call(
                 mode, partial(self._ran, run, mode.context.endings), (), {}, end, reached=fakes
             )
@@ -162,8 +162,8 @@ class RecordingSession:
             reason = " ".join(str(error).split("\n", maxsplit=1)[0].split())
             raise BRANCH.error(decisive_line(error), reason=reason) from error
         except (RuntimeError, TypeError, IndexError, ValueError) as error:
-            known = explained(error) or replayed(error, mode.context.notes.reshapes.any)
-            if known is None:
+            refusal = explained(error) or replayed(error, mode.context.notes.reshapes.any)
+            if refusal is None:
                 raise
-            raise known from error
+            raise refusal from error
         return recorded

@@ -1,4 +1,4 @@
-"""One run of a program on fake tensors in the places of its inputs, and what it gives.
+"""One run of a program on fake tensors in the places of its inputs, and its record.
 
 Invariant: the objects that the program reaches are, after the run, as they were before it; the tracer and the fake
 tensors live as long as the session. Limits: one thread captures a module at a time.
@@ -68,13 +68,15 @@ class CaptureSession(RecordingSession):
     """One run of a program on fake tensors in the places of its inputs."""
 
     def __init__(self, request: CaptureRequest, *, hooked: bool = False, suppose_gradients: bool = False) -> None:
-        """``hooked``: the program runs the hooks on gradients of its state; ``suppose_gradients``: leaves have some."""
+        """``hooked``: run the hooks on gradients of state; ``suppose_gradients``: as if leaves had gradients."""
         self._program, self._inputs = request.program, _inputs_of(request, hooked, suppose_gradients)
         inputs = self._inputs
         self._modes = modes_now()
         self._unread = UnreadDraws()
-        self._asked = Questions()  # what the program has asked tensors
-        self._constants = dict[int, tuple[torch.Tensor, int]]()  # tensors of no state that it wrote, their versions
+        self._asked = Questions()  # the program's questions to tensors
+        self._constants = dict[
+            int, tuple[torch.Tensor, int]
+        ]()  # tensors outside its state that it wrote, with versions
         dims = {} if request.sizes.spec is None else dims_of(inputs, request.sizes.spec)
         tensors = [entry.value for entry in inputs.inputs if isinstance(entry.value, torch.Tensor)]
         symbolic = bool(dims)
@@ -114,7 +116,7 @@ class CaptureSession(RecordingSession):
             self.decider = Decider(self.recorder, self.regions, data, self._provenance.now, request.answers)
 
     def _substitute(self, value: Any) -> Any:
-        """The fake tensor of a value; None of what is no tensor."""
+        """The fake tensor of a value; None for a value that is not a tensor."""
         if not isinstance(value, MissingGradient):
             return self._fakes.get(id(value))
         with below_dispatch():
@@ -122,20 +124,20 @@ class CaptureSession(RecordingSession):
 
     @property
     def _held(self) -> list[Any]:
-        """The values in state and arguments that are neither tensors nor plain, nor consist of others."""
+        """The values in state and arguments that are not tensors, plain values or containers."""
         slots = (*self._inputs.state.constants, *self._inputs.arguments.constants)
         return [value for value in (of_proxy(slot.get()) for slot in slots) if type(value) not in PLAIN]
 
     @property
     def traced(self) -> Traced:
         """The tensors that the run traces."""
-        given = (entry.value for entry in self._inputs.inputs if isinstance(entry.value, FakeTensor))
-        return Traced(self.recorder.tracer.tensor_tracker, given)
+        passed = (entry.value for entry in self._inputs.inputs if isinstance(entry.value, FakeTensor))
+        return Traced(self.recorder.tracer.tensor_tracker, passed)
 
     def empty_caches(self) -> None:
         """Empty caches by arguments that the run filled, if anything but the inputs outlives it."""
         fakes = [entry.fake for entry in self._inputs.inputs if entry.fake is not None]
-        own = {id(one) for fake in fakes for one in (fake, fake.grad if fake.is_leaf else None)}
+        own = {id(tensor) for fake in fakes for tensor in (fake, fake.grad if fake.is_leaf else None)}
         if any(id(tensor) not in own for tensor, _ in self.traced.alive()):
             self.traced.empty_caches()
 
@@ -155,7 +157,7 @@ class CaptureSession(RecordingSession):
         return {id(entry.gradient_of.value) for entry in self._inputs.inputs if entry.gradient_of is not None}
 
     def run_unless_hooked(self) -> Recorded | None:
-        """Record the program; None if it took gradients without the hooks that its state has on them."""
+        """Record the program; None if it took gradients without the hooks of its state."""
         try:
             recorded = self.run()
         except Exception:
@@ -164,16 +166,16 @@ class CaptureSession(RecordingSession):
         return None if self._misses_hooks else recorded
 
     def run(self) -> Recorded:
-        """Record the program, and put the sources of random numbers back."""
+        """Record the program, and restore the sources of random numbers."""
         sources, changed = RandomSources(self._held), list[Exception]()
         unread = self._unread
         CAPTURES.running += 1
         try:
             watched = self._generators.watched(self._root, self.regions)
             with outside_of_the_caller(), watched:
-                found = self._recorded()
+                recorded = self._recorded()
         except Exception as error:
-            self._check_substitutes(error)  # it may have gone another way than in eager
+            self._check_substitutes(error)  # it may have taken another branch than in eager
             if not unread.note_error(error):
                 raise
         finally:
@@ -183,19 +185,19 @@ class CaptureSession(RecordingSession):
         for refused in changed:
             raise refused
         self._generators.check_given(self._lifted())
-        return found
+        return recorded
 
     @property
     def _root(self) -> torch.nn.Module:
-        """What the graph's attributes are found on."""
-        tracer: Any = self.recorder.tracer  # of stubs that know another kind, too
+        """The module that holds the graph's attributes."""
+        tracer: Any = self.recorder.tracer  # its stub allows another class
         return tracer.root  # type: ignore[no-any-return]
 
     def _lifted(self) -> list[torch.Tensor]:
-        """The tensors that the program has reached in another way than through state."""
+        """The tensors that the program has reached outside its state."""
         root, inputs = self._root, self._inputs.inputs
         own = (entry.value for entry in inputs if entry.slot is None and entry.fake is entry.value)
-        return [one for one in (*own, *vars(root).values(), *root.buffers()) if isinstance(one, torch.Tensor)]
+        return [value for value in (*own, *vars(root).values(), *root.buffers()) if isinstance(value, torch.Tensor)]
 
     def _recorded(self) -> Recorded:
         inputs, mode = self._inputs, self.fake_mode
@@ -203,7 +205,7 @@ class CaptureSession(RecordingSession):
         alone = mode.of_this_thread() if isinstance(mode, CaptureFakeMode) else contextlib.nullcontext()
         fakes = self._fakes
         state, arguments = (watched.substituted(fakes) for watched in self.states)
-        # Around all: hooks on all modules are among what the program changes.
+        # Outermost: hooks on all modules are among what the program changes.
         with alone, self._provenance.watched(), self._numbers.restored(), state, arguments:
             for entry in inputs.inputs:
                 if entry.gradient_of is not None and entry.gradient_of.fake is not None:
@@ -219,7 +221,7 @@ class CaptureSession(RecordingSession):
         return recorded
 
     def _recorded_on_fakes(self) -> Recorded:
-        """Record the program, which finds fake tensors in the places of its inputs."""
+        """Record the program, with fake tensors in the places of its inputs."""
         inputs, environment = self._inputs, self.fake_mode.shape_env
         code = inputs.follower.code
         effects = SideEffectRecorder(self.states, inputs.follower.is_log, inputs.walk_again)
@@ -252,7 +254,7 @@ class CaptureSession(RecordingSession):
                 return self.record(run, inputs.inputs, left, self._provenance.here, self._follow)
 
     def _label(self, tensor: int) -> str:
-        """What messages call an argument, by the identity of its tensor."""
+        """The name of an argument in messages, by the identity of its tensor."""
         return next(f"the input `{entry.name}`" for entry in self._inputs.inputs if id(entry.value) == tensor)
 
     def _left(
@@ -263,7 +265,7 @@ class CaptureSession(RecordingSession):
         changes, steps = effects.side_effects(objects, returned), self._steps.described(objects.reconstruction)
         left = LeftInObjects(changes, steps, texts.described(objects.reconstruction))
         self._numbers.check_kept(objects.is_reached)
-        self._generators.make_anew(self.recorder.tracer.graph)
+        self._generators.make_in_graph(self.recorder.tracer.graph)
         return left
 
     def _follow(self, context: Any) -> None:
@@ -290,32 +292,34 @@ class CaptureSession(RecordingSession):
                 have_plain_keys(held.container for state in self.states for held in state.walk.containers.values())
 
     def _check_substitutes(self, cause: Exception | None = None) -> None:
-        """Raise where the program asked something of an input to which its fake tensor answers differently."""
+        """Raise where the program asked an input something that its fake tensor answers differently."""
         for entry in self._inputs.inputs:
             if not isinstance(entry.value, torch.Tensor) or entry.fake is None:
                 continue
             for name, line in self._asked.of(id(entry.fake), id(getattr(entry.edge, "node", None))):
-                told = name in UNANSWERABLE and ASKED_PROPERTIES[name](entry.value)
-                if told and not ASKED_PROPERTIES[name](entry.fake):
+                answer = name in UNANSWERABLE and ASKED_PROPERTIES[name](entry.value)
+                if answer and not ASKED_PROPERTIES[name](entry.fake):
                     raise UNANSWERABLE[name].error(line, input=entry.target or entry.name) from cause
 
     def _questions(self, recorded: Recorded) -> set[tuple[int, str]]:
-        """What the program asked of inputs, by their numbers, or may have: whether arguments are parameters."""
-        inputs, found = self._inputs.inputs, {*self._attributes.asked(self._inputs.inputs), *recorded.asked}
+        """What the program asked inputs, by their numbers, or may have asked: whether arguments are parameters."""
+        inputs, questions = self._inputs.inputs, {*self._attributes.asked(self._inputs.inputs), *recorded.asked}
         asking = self._inputs.follower.code.asking
         if asking["Parameter"] or asking["Buffer"]:
             tensors = [n for n, e in enumerate(inputs) if e.argument is not None and isinstance(e.value, torch.Tensor)]
-            found |= {(number, KIND) for number in tensors}
-        return found
+            questions |= {(number, KIND) for number in tensors}
+        return questions
 
     def capture(self, recorded: Recorded) -> Capture:
-        """What the run gave, with what it takes for granted."""
+        """The record of the run, with what it assumes."""
         metadata, inputs = recorded.metadata, self._inputs
         self._check_substitutes()
         check_hooks(self._inputs.inputs, recorded.asked)
         supposed = any(isinstance(entry.value, MissingGradient) for entry in inputs.inputs)
-        given = self._having_gradients
-        at_new = any(id(inputs.inputs[n].value) not in given for n in metadata.gradients)  # that required none, too
+        with_gradient = self._having_gradients
+        at_new = any(
+            id(inputs.inputs[n].value) not in with_gradient for n in metadata.gradients
+        )  # also at tensors that require no gradient
         leaves_new = at_new or (bool(metadata.gradients) and not self.has_all_gradients)
         questions = self._questions(recorded)
         matter = not supposed and leaves_new
@@ -362,8 +366,8 @@ def _inputs_of(request: CaptureRequest, hooked: bool, suppose_gradients: bool) -
 
 
 def _example(inputs: ProgramInputs, placeholder: Any) -> Any:
-    """What an input of the graph is for the example inputs; of others than the program's there is nothing."""
-    entry = next((one for one in inputs.inputs if one.name == placeholder.target), None)
+    """The example value of an input of the graph; other placeholders of the graph have no value."""
+    entry = next((entry for entry in inputs.inputs if entry.name == placeholder.target), None)
     if entry is None:
         raise NoDataError(f"`{placeholder.target}` is not an input of the program")
     missing = isinstance(entry.value, MissingGradient)

@@ -1,12 +1,11 @@
 """Regions of a program that ``torch.utils.checkpoint`` computes again in the backward: which nodes they are.
 
-A region runs twice while a program is captured, once forward and once for the backward. What is recorded the second
-time is what partition functions do by themselves for nodes that are marked: it stands for what was recorded first.
-Regions within a region run with it, so its second run has further first runs of theirs: these are no regions of their
-own, but part of a second run.
+A region runs twice while a program is captured, once forward and once for the backward. Partition functions repeat
+nodes that are marked by themselves, so nodes of the second run count as those of the first. Regions within a region run
+with it: their first runs within its second run are not regions of their own, but part of a second run.
 
-Invariant: what a generator draws in a position in which it has drawn before is what it drew there first; where it
-stands, the generators know. Limits: what is drawn again of other values than the first time is refused.
+Invariant: what a generator draws in a position in which it has drawn before is what it drew there first; the generators
+know their positions. Limits: a draw that the second run repeats from other values is refused.
 """
 
 from __future__ import annotations
@@ -33,20 +32,20 @@ from functionalize.runtime.random_state import is_random, source_of
 
 
 class CheckpointRegions:
-    """Notes, node by node, which region a program is in."""
+    """Records, node by node, which region a program is in."""
 
     def __init__(self) -> None:
         self.again: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext  # around each second run
-        self.node_of: Callable[[Any], Node | None] = lambda tensor: None  # what a tensor of the program stands for
+        self.node_of: Callable[[Any], Node | None] = lambda tensor: None  # the node of a program's tensor
         self._kept = set[Any]()  # what selective checkpointing keeps of the first runs
-        self.frames: dict[int, tuple[Any, int]] = {}  # of torch's, held: their identities are keys; empty at first
+        self.frames: dict[int, tuple[Any, int]] = {}  # torch's, held as their identities are keys; empty at first
         self._first: dict[Node, int] = {}  # nodes of the first runs, each with the number of its region
         self._second: dict[Node, int] = {}
         self._inside: int | None = None
         self._draws_the_same = True  # in the second run of the regions around
         self._running_again: list[int] = []  # regions, by number, the innermost last
         self._values = _Values(torch.nn.Module())
-        self._drawn_again = dict[Node, Node]()  # each with the node that has drawn the same
+        self._drawn_again = dict[Node, Node]()  # each with the node that drew the same first
 
     @property
     def runs_again(self) -> bool:
@@ -54,7 +53,7 @@ class CheckpointRegions:
         return bool(self._running_again) or in_reentrant_checkpoint()
 
     def find_attributes_on(self, root: torch.nn.Module) -> None:
-        """Before the program runs; ``root``: what the graph's attributes are found on."""
+        """Called before the program runs; ``root``: the module that holds the graph's attributes."""
         self._values = _Values(root)
 
     def begin(self, frame: Any) -> None:
@@ -80,10 +79,10 @@ class CheckpointRegions:
             self._first[node] = number
 
     def note_drawn_again(self, node: Node, first: Node) -> None:
-        """A node that was added just now draws in the position in which another one has drawn.
+        """A node that was added just now draws in the position in which ``first`` has drawn.
 
         Raises:
-            UnsupportedProgramError: they draw of other values, so that the numbers differ.
+            UnsupportedProgramError: they draw from other values, so that the numbers differ.
         """
         if not self._values.are_equal(node, first):
             raise DRAWN_DIFFERENTLY_AGAIN.error(op=node.target)
@@ -105,12 +104,12 @@ class CheckpointRegions:
         return second_run
 
     def first_of(self, node: Node) -> Node:
-        """The first node that computes the same, as the first run of a region did."""
+        """The first node that computes the same: the one of a region's first run."""
         return self._values.first(node)
 
     @contextlib.contextmanager
     def inside(self, *, draws_the_same: bool) -> Iterator[None]:
-        """Take what is recorded for a region of its own, which runs once.
+        """Record the nodes inside as a region of their own, which runs once.
 
         ``draws_the_same``: whether its second run is to draw the random numbers of the first.
         """
@@ -123,7 +122,7 @@ class CheckpointRegions:
             self._inside, self._draws_the_same = before
 
     def release(self) -> None:
-        """Nothing runs again from now on: what the regions were called with may go."""
+        """Drop what the regions were called with: nothing runs again from now on."""
         for frame, _ in self.frames.values():
             if frame is not None:
                 frame.recompute_fn = None
@@ -135,9 +134,9 @@ class CheckpointRegions:
         return node in self._drawn_again
 
     def resolve(self) -> dict[Node, int | None]:
-        """The nodes to be computed again, each with the number of its region; what was drawn twice is drawn once.
+        """The nodes to be computed again, each with the number of its region; draws are erased the second time.
 
-        Nodes to be kept, of such a region, have none: partition functions know single ops to be random, and no bodies.
+        A kept node of a region has the number None: partition functions recognize random ops, but not random bodies.
         """
         second, self._second = self._second, {}
         again, regions = {self._values.first(node) for node in second}, set(second.values())
@@ -164,19 +163,19 @@ class CheckpointRegions:
 
 
 class _Values:
-    """Which nodes of a graph compute the same: the same op of the same arguments, of which the first counts."""
+    """Which nodes of a graph compute the same: the same op of the same arguments. The first of these counts."""
 
     def __init__(self, root: torch.nn.Module) -> None:
-        """``root``: what the graph's attributes are found on."""
+        """``root``: the module that holds the graph's attributes."""
         self._root = root
         self._first, self._by_text = dict[Node, Node](), dict[str, Node]()
-        self._constants = dict[Node, str]()  # of nodes that copy a constant, which each run makes again
-        self._looked: Node | None = None  # the last node that was looked at
+        self._constants = dict[Node, str]()  # of nodes that copy a constant, as each run does
+        self._analyzed: Node | None = None  # the last node that was analyzed
 
     def note(self, node: Node) -> None:
         """A node was added to the graph just now."""
         of = node.args[0] if node.target is torch.ops.aten.lift_fresh_copy.default else None
-        if isinstance(of, Node) and of.op == "get_attr":  # which is an input in the end
+        if isinstance(of, Node) and of.op == "get_attr":  # it becomes an input at the end
             value = self._attribute(of)
             with kernels_alone():
                 self._constants[node] = f"{value.dtype} {value.device} {value.tolist()}"
@@ -184,36 +183,36 @@ class _Values:
     def first(self, node: Node) -> Node:
         """The first node that computes the same as a node."""
         if node not in self._first and not is_erased(node):
-            self._look(node.graph)
+            self._analyze(node.graph)
         return self._first.get(node, node)
 
     def are_equal(self, node: Node, other: Node) -> bool:
-        """Whether two nodes do the same, but for the random numbers that they draw."""
-        self._look(node.graph)
+        """Whether two nodes do the same, except for the random numbers that they draw."""
+        self._analyze(node.graph)
         return self._text(node) == self._text(other)
 
     def draws(self, node: Node) -> bool:
-        """Whether a node draws random numbers; a body of a higher-order op may do so."""
+        """Whether a node draws random numbers, as the body of a higher-order op may."""
         return source_of(node, self._root) is not None
 
     def equate(self, node: Node, first: Node) -> None:
-        """Have a node compute what another one has computed."""
+        """Have a node count as one that computes the same as ``first``."""
         self._first[node] = self._first.get(first, first)
 
-    def _look(self, graph: Graph) -> None:
-        """Look at the nodes that were added since."""
+    def _analyze(self, graph: Graph) -> None:
+        """Analyze the nodes that were added since."""
         nodes = list[Node]()
         for node in reversed(graph.nodes):
-            if node is self._looked:
+            if node is self._analyzed:
                 break
             nodes.append(node)
         for node in reversed(nodes):
             if node not in self._first:
                 self._first[node] = node if self.draws(node) else self._by_text.setdefault(self._text(node), node)
-        self._looked = nodes[0] if nodes else self._looked
+        self._analyzed = nodes[0] if nodes else self._analyzed
 
     def _text(self, node: Node) -> str:
-        """A call, equal for two nodes that compute the same."""
+        """A description of a call, equal for two nodes that compute the same."""
 
         def named(arg: Any) -> Any:
             whole = item_of(arg) if isinstance(arg, Node) else None
@@ -228,7 +227,7 @@ class _Values:
             return body.print_readable(print_output=False)
         args, kwargs = map_aggregate((node.args, node.kwargs), named)
         if isinstance(of, Node) and str(node.target).startswith("aten.") and "_like." in str(node.target):
-            like = of.meta["val"]  # of which the values do not matter
+            like = of.meta["val"]  # its values do not matter
             args = (f"{like.shape} {like.stride()} {like.dtype} {like.device}", *args[1:])
         return f"{node.op} {node.target} {self._constants.get(node, args)} {kwargs}"
 
@@ -237,7 +236,7 @@ class _Values:
 
 
 def item_of(node: Node) -> Node | None:
-    """The node of several results that a node takes one of."""
+    """The node with several results from which a node takes one; None for other nodes."""
     return node.args[0] if node.target is operator.getitem else None  # type: ignore[return-value]
 
 
@@ -248,11 +247,11 @@ def copied(
     forward: set[Node],
     marked: dict[Node, int | None],
 ) -> Graph:
-    """A copy of a graph, whose nodes tell partition functions what they want to know."""
+    """A copy of a graph, whose nodes have the metadata that partition functions read."""
     made, new = dict[Node, Node](), Graph()
-    for kind, nodes in zip(("primals", "tangents"), placeholders, strict=True):
+    for prefix, nodes in zip(("primals", "tangents"), placeholders, strict=True):
         for number, node in enumerate(nodes):
-            made[node] = new.placeholder(f"{kind}_{number}")
+            made[node] = new.placeholder(f"{prefix}_{number}")
             made[node].meta = dict(node.meta)
     new.graph_copy(graph, made)
     for node, copy in made.items():
@@ -264,7 +263,7 @@ def copied(
             copy.meta["recompute"] = CheckpointPolicy.MUST_SAVE
         if region is not None:
             copy.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
-            if node.all_input_nodes:  # others are equal in all regions: merged, they belong to none
+            if node.all_input_nodes:  # without inputs, nodes are equal in all regions, and merged
                 copy.meta["ac_graph_id"] = region
         copy.meta["partitioner_tag"] = f"must_be_in_{phase}" if is_random(node) and region is None else f"is_{phase}"
     new.output(tuple(made[node] if isinstance(node, Node) else node for node in outputs))

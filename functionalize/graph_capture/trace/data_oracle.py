@@ -1,7 +1,7 @@
-"""Decisions that a program takes by data while it is captured: answered by the example inputs, and noted in the graph.
+"""Decisions: a program's branches on tensor values, answered by the example inputs, and recorded in the graph.
 
-Invariant: what is answered is noted, as a node of the graph with its answer. Limits: a backward that is captured for
-later calls branches on what the forward computed: its tangents have no data, and what it draws a call draws later.
+Invariant: each answer is recorded, with a node of the graph. Limits: a backward that is captured for later calls
+branches on what the forward computed: its tangents have no data, and a call draws its random numbers later.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from functionalize.tracing.recording_mode import RecordingMode
 
 @dataclass(frozen=True, eq=False)
 class Taken:
-    """One decision: the node whose value decides, what the capture found there, and where."""
+    """A decision: the node whose value decides, the capture's answer, and where the program is."""
 
     node: Node
     answer: Any
@@ -34,28 +34,28 @@ class Taken:
 
 
 class Decider:
-    """Answers what a trace asks of data-dependent symbols."""
+    """Answers a trace's questions about data-dependent symbols."""
 
     def __init__(
         self,
         recorder: RecordingMode,
         regions: CheckpointRegions,
         data: ExampleData,
-        here: Callable[[], Origin],
+        current_origin: Callable[[], Origin],
         answers: Answers | None,
     ) -> None:
-        """``data``: of the example inputs; ``answers``: those of another capture, in order, whose branches to take."""
-        self._recorder, self._regions, self._here, self._answers = recorder, regions, here, answers
+        """``data``: of the example inputs; ``answers``: of another capture, whose branches to take, in order."""
+        self._recorder, self._regions, self._here, self._answers = recorder, regions, current_origin, answers
         self._data = data
         self._known = dict[Node, Any]()
-        self._facts = dict[Any, Any]()  # of expressions of integers, which may have several nodes
+        self._facts = dict[Any, Any]()  # values of integer expressions, which may have several nodes
         self.taken: list[Taken] = []
         self.is_open = True  # whether answers become outputs of the graph
         self._symbols = dict[Any, Any]()  # as the forward left them
-        self._forward: set[Node] | None = None  # while the backward is traced, which asks what it cannot do without
+        self._forward: set[Node] | None = None  # the nodes before the backward, while it is traced
 
     def number(self, expression: Any, asked: Any) -> Any:
-        """What an expression comes to, that of the number ``asked`` if it is one's; None where nobody can tell."""
+        """The value of an expression, or of the number ``asked`` that has it; None where it is unknown."""
         from functionalize._torch.symbols.decisions import kind_of, number_node  # here: loads sympy
 
         if expression in self._facts:
@@ -63,7 +63,7 @@ class Decider:
         tracer, computed = self._recorder.tracer, asked
         if (
             self._forward is not None and not self._regions.runs_again
-        ):  # it may have read it, and symbols, off a tangent
+        ):  # the number, and symbols, may come from a tangent
             tracer.sympy_expr_tracker.update(self._symbols)
             computed = None
         node = number_node(tracer, expression, computed)
@@ -77,13 +77,13 @@ class Decider:
         return self._answered(self._recorder.op_node(op, args, kwargs), None)
 
     def close(self) -> list[Taken]:
-        """What was decided; nothing more is answered than what was."""
+        """The decisions; from now on only their answers are given."""
         self.is_open = False
         return self.taken
 
     @contextmanager
     def in_backward(self, forward: set[Node]) -> Iterator[None]:
-        """While the backward is traced, which branches on the values of these nodes."""
+        """While the backward is traced: it may branch on the values of these nodes."""
         self._forward, self._symbols = forward, dict(self._recorder.tracer.sympy_expr_tracker)
         try:
             yield
@@ -91,22 +91,24 @@ class Decider:
             self._forward = None
 
     def _answers_by(self, node: Node) -> bool:
-        """Whether what a node comes to may be an output of the graph."""
+        """Whether the value of a node may be an output of the graph."""
         if self.is_open or self._forward is None:
             return self.is_open
-        own = nodes_behind([node], lambda one: one not in self._forward)  # type: ignore[operator]
-        return not any(one.op == "placeholder" or is_random(one) for one in own)
+        own = nodes_behind([node], lambda source: source not in self._forward)  # type: ignore[operator]
+        return not any(source.op == "placeholder" or is_random(source) for source in own)
 
-    def _answered(self, node: Node, kind: type | None) -> Any:
-        """The value of a node; ``kind``: of number, if not as it comes."""
-        first = self._regions.first_of(node) if self._regions.runs_again else node  # a second run does as the first did
+    def _answered(self, node: Node, cls: type | None) -> Any:
+        """The value of a node; ``cls``: the class of number to convert it to; None for the value as it is."""
+        first = (
+            self._regions.first_of(node) if self._regions.runs_again else node
+        )  # a second run takes the branches of the first
         if node not in self._known and first in self._known:
-            self._known[node] = self._known[first] if kind is None else kind(self._known[first])
+            self._known[node] = self._known[first] if cls is None else cls(self._known[first])
         if node not in self._known:
             answer = self._answer(node) if self._answers_by(node) else None
             if answer is None:
                 return None
-            self._known[node] = answer if kind is None else kind(answer)
+            self._known[node] = answer if cls is None else cls(answer)
             self.taken.append(Taken(node, self._known[node], self._here()))
         return self._known[node]
 
@@ -129,17 +131,17 @@ class DecisionsOfGraph:
 
     @contextmanager
     def of_backward(self, forward: set[Node]) -> Iterator[list[int]]:
-        """While the backward is traced: gets the outputs that are added, also where there is none in the end."""
+        """While the backward is traced: yields a list, which gets the outputs that are added at the end."""
         added = list[int]()
         if self._decider is None:
             yield added
             return
-        known = len(self._decider.taken)
+        count = len(self._decider.taken)
         try:
             with self._decider.in_backward(forward):
                 yield added
         finally:
-            added += self._add(self._decider.taken[known:], of_backward=True)
+            added += self._add(self._decider.taken[count:], of_backward=True)
 
     def _add(self, taken: Sequence[Taken], of_backward: bool = False) -> list[int]:
         made = [

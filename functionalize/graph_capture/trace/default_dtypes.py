@@ -1,9 +1,9 @@
-"""Default dtypes that a program sets for a while: what operators give under them is said by their nodes.
+"""Default dtypes that a program sets for a while: nodes that were recorded under one get an explicit dtype.
 
 A graph runs under the default dtype that the program began with.
 
-Invariant: each node gives the dtype that it gave. Limits: operators that take a dtype, those of tensors that have a
-floating one, and those that compute by elements; others are refused.
+Invariant: the result of each node has the dtype that it had in the capture. Limits: operators that take a dtype,
+operators on floating tensors, and pointwise operators; others are refused.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class DefaultDtypes:
         if torch.get_default_dtype() is not self._first:
             self._nodes.append(node)
 
-    def spell_out(self, root: torch.nn.Module) -> None:
-        """Have the nodes say which dtype they give; ``root``: what the attributes of their graph are found on.
+    def make_explicit(self, root: torch.nn.Module) -> None:
+        """Have the nodes state the dtypes of their results; ``root``: the module that holds their graph's attributes.
 
         Raises:
-            UnsupportedProgramError: one of them cannot.
+            UnsupportedProgramError: a node cannot.
         """
         for node in self._nodes:
             if isinstance(node.target, HigherOrderOperator):
@@ -46,7 +46,7 @@ class DefaultDtypes:
 
 
 def _set_dtypes_of_bodies(node: Node, root: torch.nn.Module) -> None:
-    """The same for the bodies that a higher-order operator runs."""
+    """Set the dtypes in the bodies that a higher-order operator runs."""
     for argument in node.all_input_nodes:
         body = getattr(root, str(argument.target), None) if argument.op == "get_attr" else None
         if not isinstance(body, torch.fx.GraphModule):
@@ -77,7 +77,7 @@ def _set_dtype(node: Node) -> None:
 
 
 def _converted(node: Node, operand: Node, dtype: torch.dtype) -> Node:
-    """An operand in the dtype to which kernels that compute by elements promote it."""
+    """An operand in the dtype to which pointwise kernels promote it."""
     with node.graph.inserting_before(node):
         made = node.graph.call_function(_CONVERT, (operand,), {"dtype": dtype})
     made.meta = {**node.meta, "val": on_handles(torch.empty_like, (operand.meta["val"],), {"dtype": dtype})}

@@ -1,10 +1,10 @@
-"""What nodes of a graph that is being recorded come to for the example inputs.
+"""Values that nodes of a graph have for the example inputs, while the graph is recorded.
 
-The graph is pure: to run a part of it writes nothing. What was computed for one question is kept for the next ones, so
-that a loop of many questions runs each operator once.
+The graph is pure: running a part of it writes nothing. Values that were computed for one question are kept for the next
+ones, so that a loop of many questions runs each operator once.
 
 Invariant: the example inputs and the state of random numbers stay as they are; random numbers are drawn in the order
-of the graph. Limits: none where an example input has no data.
+of the graph. Limits: example inputs without data have no values.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from functionalize.refusals.values import ACTS_BESIDE_BRANCH, COLLECTIVE_BESIDE_
 from functionalize.runtime.graphs.view_reads import reads_views, uncopied
 from functionalize.runtime.random_state import RandomState, anew, generator_of, source_of
 
-_FEW = 64  # so many values are kept without asking whether they are used
+_FEW = 64  # so many values are kept without a check of their use
 
 
 class NoDataError(Exception):
-    """A value depends on what has no data; the message says on what."""
+    """A value depends on an input without data; the message says on which."""
 
 
 def refuse_acting(nodes: Iterable[Node], why: str) -> None:
-    """Raise where a program that branches on tensor values calls an operator for what it does beside its results."""
+    """Raise where a program that branches on tensor values calls an operator with side effects."""
     for node in nodes:
         if tables.acts(node.target) or tables.communicates(node.target):
             name = node.target.name()  # type: ignore[union-attr]
@@ -43,7 +43,7 @@ def refuse_acting(nodes: Iterable[Node], why: str) -> None:
 
 
 class ExampleData:
-    """Values of nodes, computed when they are asked for."""
+    """Values of nodes, computed on demand."""
 
     def __init__(
         self,
@@ -52,58 +52,58 @@ class ExampleData:
         state_of: Callable[[torch.Generator], torch.Tensor],
         drawn_again: Callable[[Node], bool],
     ) -> None:
-        """``example``: what a placeholder is. ``state_of``: the state of a generator before the program.
+        """``example``: the value of a placeholder. ``state_of``: the state of a generator before the program.
 
-        ``drawn_again``: whether a node draws what another one has drawn.
+        ``drawn_again``: whether a node draws what another node has drawn.
         """
         self._tracer, self._example, self._drawn_again, self._state_of = tracer, example, drawn_again, state_of
         self._values = dict[Node, Any]()
-        self._views = dict[Any, Any]()  # the same as views, of nodes that are copies of such
-        self._done = set[Node]()  # computed at some time
+        self._views = dict[Any, Any]()  # views, of nodes that copy them
+        self._done = set[Node]()  # nodes that have been computed
         self._sources = dict[Node, Any]()  # of the nodes that draw random numbers, in order
-        self._looked: Node | None = None  # the last node that was looked at for that
-        self._states = dict[int, torch.Tensor]()  # of generators, after what was drawn
+        self._searched: Node | None = None  # the last node that was searched for draws
+        self._states = dict[int, torch.Tensor]()  # of generators, after the draws so far
         self._many = _FEW
 
     def value(self, node: Node) -> Any:
-        """What a node comes to.
+        """The value of a node.
 
         Raises:
-            NoDataError: the data do not tell.
+            NoDataError: it depends on inputs without data.
         """
         if node not in self._values:
             needed = sorted(self._needed([node]))
             refuse_acting(needed, "the value that it branches on depends on this operator")
-            with kernels_alone(), self._drawing([one for one in needed if one in self._sources]):
-                for one in needed:
-                    self._values[one] = self._computed(one)
-                    self._done.add(one)
+            with kernels_alone(), self._drawing([dependency for dependency in needed if dependency in self._sources]):
+                for dependency in needed:
+                    self._values[dependency] = self._computed(dependency)
+                    self._done.add(dependency)
         value = self._values[node]
         if len(self._values) > self._many:
             self._drop()
         return value
 
     def _needed(self, wanted: Iterable[Node]) -> set[Node]:
-        """The nodes to compute; where one of them draws random numbers, with all that draw before it."""
+        """The nodes to compute; if one of them draws random numbers, also all that draw before it."""
         self._find_draws()
-        found, waiting = set[Node](), list(wanted)
+        needed, waiting = set[Node](), list(wanted)
         while waiting:
             node = waiting.pop()
-            if node in found or node in self._values:
+            if node in needed or node in self._values:
                 continue
-            found.add(node)
+            needed.add(node)
             waiting += node.all_input_nodes
             if node in self._sources:
-                waiting += [one for one in self._sources if one < node]
-        return found
+                waiting += [earlier for earlier in self._sources if earlier < node]
+        return needed
 
     def _find_draws(self) -> None:
         nodes = list[Node]()
         for node in reversed(self._tracer.graph.nodes):
-            if node is self._looked:
+            if node is self._searched:
                 break
             nodes.append(node)
-        self._looked = nodes[0] if nodes else self._looked
+        self._searched = nodes[0] if nodes else self._searched
         for node in reversed(nodes):
             source = source_of(node, self._tracer.root)
             if source is not None and not self._drawn_again(node):
@@ -111,12 +111,12 @@ class ExampleData:
 
     @contextlib.contextmanager
     def _drawing(self, nodes: Sequence[Node]) -> Iterator[None]:
-        """Draw from copies of the generators, which go on where they were."""
+        """Draw from copies of the generators, in the states after the draws so far."""
         drawn = (self._sources[node] for node in nodes)
         sources = (source for source in drawn if not (isinstance(source, Node) and source.target is anew))
-        found = [generator_of(self._example(s) if isinstance(s, Node) else s, {}) for s in sources]
-        generators = {identity_of(generator): generator for generator in found}
-        states = ((one, self._states.get(key, self._state_of(one))) for key, one in generators.items())
+        drawn_from = [generator_of(self._example(s) if isinstance(s, Node) else s, {}) for s in sources]
+        generators = {identity_of(generator): generator for generator in drawn_from}
+        states = ((g, self._states.get(key, self._state_of(g))) for key, g in generators.items())
         with RandomState(tuple(states)).again():
             yield
             self._states |= {key: generator.get_state() for key, generator in generators.items()}
@@ -129,7 +129,7 @@ class ExampleData:
         args, kwargs = map_arg((node.args, node.kwargs), self._values.__getitem__)
         views = map_arg((node.args, node.kwargs), lambda arg: self._views.get(arg, self._values[arg]))
         view = uncopied(node.target)
-        if view is not None:  # which others read as a call has it
+        if view is not None:  # other operators read it as a view, as in a call
             self._views[node] = view(*views[0], **views[1])
         elif not self._views.keys().isdisjoint(node.all_input_nodes) and reads_views(
             node.target, *views, node.meta.get("val")
@@ -138,7 +138,7 @@ class ExampleData:
         return node.target(*args, **kwargs)  # type: ignore[operator]
 
     def _drop(self) -> None:
-        """Forget tensors that nothing will ask for; if one is asked for nevertheless, it is computed once more."""
+        """Forget tensors that nothing will ask for; a tensor that is asked for nevertheless is computed again."""
         used = nodes_in_use(self._tracer)
         for node, value in list(self._values.items()):
             kept = node in self._sources or node in used or isinstance(value, (bool, int, float))

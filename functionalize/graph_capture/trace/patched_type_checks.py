@@ -1,9 +1,9 @@
-"""What ``isinstance``, ``type`` and ``id`` say of what stands for tensors and numbers: what they say of these.
+"""``isinstance``, ``type`` and ``id`` of substitutes for tensors and numbers: the answers are those of the originals.
 
-Of numbers, ``isinstance`` says what their own table of methods says (`number_methods`).
+For numbers, their own table of methods answers ``isinstance`` (`number_methods`).
 
 Invariant: other code than the program's gets the same answers as before. Limits: ``type`` and ``id`` in functions that
-a capture follows; of tensors, ``x.__class__`` is that of the substitute.
+a capture follows; for tensors, ``x.__class__`` is that of the substitute.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from functionalize.patches import Patch, Patches
 
 
 class TypeChecks:
-    """What one run of a program finds as ``isinstance``, ``type`` and ``id``; its conversions by ``float``, ``int``."""
+    """The ``isinstance``, ``type`` and ``id`` of one run of a program; its conversions by ``float`` and ``int``."""
 
     def __init__(
         self,
@@ -35,34 +35,37 @@ class TypeChecks:
         identity: Callable[[Any], int],
         converting: Iterable[Any],
     ) -> None:
-        """``asking``: by names, the globals of functions that have them.
+        """``asking``: by name, the globals of functions that use it.
 
-        These are ``type``, ``id``, and ``FakeTensor``, as libraries do that go other ways for fake tensors.
-        ``identity``: what ``id`` says; ``converting``: functions that call ``float`` or ``int``.
+        The names are ``type``, ``id``, and ``FakeTensor``, as in libraries that treat fake tensors differently.
+        ``identity``: the program's ``id``; ``converting``: functions that call ``float`` or ``int``.
         """
         self._asking, self._identity, self._converting = asking, identity, converting
         self._checks: Patches | None = None
 
     def rows(self) -> Iterator[Patch]:
-        """Have the program use these."""
+        """Have ``torch.compile`` run without these checks."""
         yield Patch(torch, "compile", self._as_before)
 
     @contextlib.contextmanager
     def used(self) -> Iterator[None]:
-        """While the program runs."""
+        """Install the checks while the program runs."""
         with Patches([*self._of_globals(), *self._conversions()]) as self._checks:
             yield
         self._checks = None
 
     def _of_globals(self) -> Iterator[Patch]:
         asking, identity = self._asking, self._identity
-        found: list[tuple[dict[str, Any], str, Any]] = [
+        replacements: list[tuple[dict[str, Any], str, Any]] = [
             *((variables, "type", _Type) for variables in asking["type"].values()),
             (vars(statistics), "type", _Type),  # it makes results of the classes that it finds
             *((variables, "id", identity) for variables in asking["id"].values() if not _is_of_torch(variables)),
-            *((one, "isinstance", _isinstance) for one in (*asking["FakeTensor"].values(), *_libraries_asking())),
+            *(
+                (of_library, "isinstance", _isinstance)
+                for of_library in (*asking["FakeTensor"].values(), *_libraries_asking())
+            ),
         ]
-        for variables, name, value in found:
+        for variables, name, value in replacements:
             if name not in variables:
                 yield Patch.by(value, variables, name, shared=True)
 
@@ -71,7 +74,7 @@ class TypeChecks:
             yield Patch.by(code, function, "__code__", shared=True)
 
     def _as_before(self, compiled: Any) -> Any:
-        """``torch.compile`` for bodies of higher-order operators: Dynamo knows Python's classes alone."""
+        """``torch.compile`` for bodies of higher-order operators: Dynamo knows only Python's classes."""
 
         @functools.wraps(compiled)
         def compile(*args: Any, **options: Any) -> Any:
@@ -89,16 +92,16 @@ class TypeChecks:
 
 
 def _is_of_torch(variables: dict[str, Any]) -> bool:
-    """Whether these are the globals of a module of torch's, which asks for identities of its own."""
+    """Whether these are the globals of a module of torch's, which uses identities for its own purposes."""
     return str(variables.get("__name__")).partition(".")[0] == "torch"
 
 
 def _isinstance(value: Any, kinds: Any, /) -> bool:
-    """What ``isinstance`` is to code that knows fake tensors by name."""
-    kind = type(value)
-    if kind is FakeTensor:
+    """``isinstance`` for code that knows fake tensors by name."""
+    cls = type(value)
+    if cls is FakeTensor:
         return isinstance(value, _but_for_fakes(kinds))
-    return isinstance(value, kinds) or (kind in CLASSES and isinstance(CLASSES[kind](), kinds))
+    return isinstance(value, kinds) or (cls in CLASSES and isinstance(CLASSES[cls](), kinds))
 
 
 def _but_for_fakes(kinds: Any) -> Any:
@@ -112,15 +115,15 @@ _NOT_SCANNED = frozenset({"torch", "functionalize", "numpy", "sympy", "builtins"
 
 
 def _libraries_asking() -> list[dict[str, Any]]:
-    """The globals of loaded libraries of which some function names ``FakeTensor``, and of torch's modules themselves.
+    """The globals of loaded libraries with a function that names ``FakeTensor``, and of torch's modules themselves.
 
-    ``Module.to`` would swap fake parameters, which something else refers to, and not give them other data.
+    ``Module.to`` would swap fake parameters, to which something else refers, instead of giving them other data.
     """
     if len(_SCANNED) != len(sys.modules):
         for name, module in list(sys.modules.items()):
             if name not in _SCANNED:
                 skipped = module is None or name.partition(".")[0] in _NOT_SCANNED
-                codes = () if skipped else (one.__code__ for one in functions_of(module))
+                codes = () if skipped else (function.__code__ for function in functions_of(module))
                 _SCANNED[name] = vars(module) if any(map(_names_fakes, codes)) else None
         for name in _SCANNED.keys() - sys.modules.keys():
             del _SCANNED[name]
@@ -134,16 +137,16 @@ def _names_fakes(code: types.CodeType) -> bool:
 
 
 def _class_of(value: Any) -> Any:
-    """The class of what a value stands for."""
-    kind = type(value)
-    if kind is FakeTensor:
+    """The class of what a value replaces."""
+    cls = type(value)
+    if cls is FakeTensor:
         buffer = torch.nn.Buffer if isinstance(value, torch.nn.Buffer) else torch.Tensor
         return torch.nn.Parameter if isinstance(value, torch.nn.Parameter) else buffer
-    return CLASSES.get(kind, _Type if kind is type else kind)
+    return CLASSES.get(cls, _Type if cls is type else cls)
 
 
 class _OfType(type):
-    """What calls of :class:`_Type` come to, and questions for instances of it."""
+    """Calls of :class:`_Type`, and checks for instances and subclasses of it."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         if cls is not _Type:  # a class of classes that the program makes of it
@@ -153,8 +156,8 @@ class _OfType(type):
     def __instancecheck__(cls, value: Any) -> bool:
         return isinstance(value, type) if cls is _Type else super().__instancecheck__(value)
 
-    def __subclasscheck__(cls, kind: Any) -> bool:
-        return issubclass(kind, type) if cls is _Type else super().__subclasscheck__(kind)
+    def __subclasscheck__(cls, subclass: Any) -> bool:
+        return issubclass(subclass, type) if cls is _Type else super().__subclasscheck__(subclass)
 
 
 class _Type(type, metaclass=_OfType):
@@ -169,5 +172,5 @@ _Type.__module__ = type.__module__
 
 
 def of_python(value: Any) -> Any:
-    """A value that a program keeps or gives; ``type`` itself for what it knew as that."""
+    """A value that a program keeps or returns; ``type`` itself for its :class:`_Type`."""
     return type if value is _Type else value

@@ -2,7 +2,8 @@
 
 In: what one run needs to answer for its substitutes. Out: the rows, as one context manager. Guarantees that a program
 without symbols runs with few replacements: methods of symbols are replaced when the trace makes its first symbol.
-Functions of modules are replaced at once: in ``math.sqrt(x.item())`` Python looks the function up before there is one.
+Functions of modules are replaced at once: in ``math.sqrt(x.item())`` Python looks up the function before there is a
+symbol.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class RunPatches:
     looked_up: list[Any]  # gets the symbols that the program looks up in dicts
 
     def rows(self) -> Iterator[Patch]:
-        """Those that are installed before the program runs."""
+        """The rows that are installed before the program runs."""
         yield from rows_for_threads()
         yield from rows_for_streams()
         yield from self.draws.rows()
@@ -46,20 +47,20 @@ class RunPatches:
             yield from rows_for_math(self.tracer)
 
     def rows_for_symbols(self) -> Iterator[Patch]:
-        """Methods of symbols and of loggers. Of one name a later row replaces what an earlier one gives."""
+        """Methods of symbols and of loggers. A later row of a name builds on the earlier one."""
         yield from rows_for_methods(self.tracer, self.environment, self.texts, self.looked_up)
         yield from self.texts.rows()
 
     def patches(self) -> Patches:
-        """All of them, to be entered around the run."""
+        """All rows, to be entered around the run."""
         return Patches(self.rows(), self.rows_for_symbols)
 
 
 @contextlib.contextmanager
 def symbols_expected(environment: Any, install: Callable[[], None], *, at_once: bool) -> Iterator[None]:
-    """Have rows be installed when a trace makes its first symbol.
+    """Install rows when a trace makes its first symbol.
 
-    ``at_once``: there are symbols from the beginning, as there may be in an environment that is not one of ours.
+    ``at_once``: there are symbols from the beginning, as there may be in an environment that is not this package's.
     """
     ours = hasattr(environment, "on_data_symbol")
     if at_once or (environment is not None and not ours):

@@ -1,6 +1,6 @@
 """Where each node of a graph comes from: the user's lines, and the modules whose ``forward`` was running.
 
-Who observes is notified of each node: to show how a long capture gets on.
+Observers are notified of each node, to show the progress of a long capture.
 
 Invariant: a node's meta has what ``make_fx`` and ``torch.export`` put there: ``stack_trace``, ``nn_module_stack``.
 Limits: nodes of a backward pass carry the line that called for it. An observer is notified of captures that begin while
@@ -29,7 +29,7 @@ _observers: list[Callable[[Node], None]] = []
 
 @contextlib.contextmanager
 def observing(observer: Callable[[Node], None]) -> Iterator[None]:
-    """Tell a function of each node, once its module is noted."""
+    """Notify a function of each node, once its module is recorded."""
     _observers.append(observer)
     try:
         yield
@@ -38,7 +38,7 @@ def observing(observer: Callable[[Node], None]) -> Iterator[None]:
 
 
 class Provenance:
-    """Notes, node by node, where the program is; the texts are written when all is recorded."""
+    """Records, node by node, where the program is; texts are written when all nodes are recorded."""
 
     def __init__(self, modules: Mapping[int, str], until: CodeType) -> None:
         self._scopes = Scopes(until)
@@ -51,7 +51,7 @@ class Provenance:
         self._context = context
 
     def observe(self, observer: Callable[[Node], None]) -> None:
-        """Tell a function of each node, once its module and its line are noted."""
+        """Notify a function of each node, once its module and its line are recorded."""
         self._observers = (observer, *self._observers)
 
     def here(self) -> Origin:
@@ -64,7 +64,7 @@ class Provenance:
         return context.origin  # type: ignore[no-any-return]
 
     def now(self) -> Origin:
-        """Where the program is, beside its last op."""
+        """Where the program is now, which may be after its last op."""
         origin = self._scopes.here()
         origin.modules = self._running[-1]
         return origin
@@ -89,7 +89,7 @@ class Provenance:
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
-        """Follow which modules run, in this thread: not in bodies of higher-order ops while Dynamo looks at them."""
+        """Follow which modules run in this thread, but not in bodies of higher-order ops while Dynamo traces them."""
         thread = threading.get_ident()
 
         def enter(module: torch.nn.Module, args: Any) -> None:
@@ -112,6 +112,6 @@ class Provenance:
         path = self._paths.get(id(module))
         if path is None:
             return self._running[-1]
-        kind = type(module)
-        entry = (path, f"{kind.__module__}.{kind.__qualname__}")
+        cls = type(module)
+        entry = (path, f"{cls.__module__}.{cls.__qualname__}")
         return {**self._running[-1], "L__self__" + path.replace(".", "_"): entry}

@@ -1,11 +1,11 @@
-"""Calls of ``float`` and ``int``, in functions that a capture follows: of data-dependent numbers they give symbols.
+"""Calls of ``float`` and ``int``, in functions that a capture follows: for data-dependent numbers they return symbols.
 
 Python's own ``float`` must return a number, so that a loss that is written into a log would be a decision. No name is
 replaced (``dtype=float``, ``isinstance(x, float)`` and ``type(x) is float`` mean Python's class): the instructions that
 call the builtin load a function of this module instead.
 
 Invariant: for values that hold no data-dependent number these functions are Python's. Limits: the builtin is called by
-its name, or given to ``map``; torch's own functions and Python's are left as they are, but for those of a few modules.
+its name, or passed to ``map``; torch's own functions and Python's are left as they are, but for those of a few modules.
 """
 
 from __future__ import annotations
@@ -57,19 +57,19 @@ CONVERSIONS: dict[str, Any] = {"float": _float, "int": _int, "print": print_}
 
 
 def _number_of(value: Any) -> Any:
-    """The number in a tensor; what is no tensor is itself."""
+    """The number in a tensor; any other value as it is."""
     return value.item() if isinstance(value, torch.Tensor) and not value.is_complex() else value
 
 
 def convert(functions: Iterable[Any]) -> list[tuple[Any, types.CodeType]]:
-    """Functions, and code that does what theirs does, and converts by the functions of this module."""
+    """Functions, each with code that does the same, but converts by the functions of this module."""
     own = (function for name in _OF_TORCH if name in sys.modules for function in functions_of(sys.modules[name]))
-    found = list[tuple[Any, types.CodeType]]()
+    converted = list[tuple[Any, types.CodeType]]()
     for function in (*functions, *own):
         code = function.__code__
         made = _converted(code, frozenset(CONVERSIONS.keys() - function.__globals__.keys()))
-        found += [] if made is code else [(function, made)]
-    return found
+        converted += [] if made is code else [(function, made)]
+    return converted
 
 
 def functions_of(module: Any) -> Iterator[types.FunctionType]:
@@ -78,12 +78,12 @@ def functions_of(module: Any) -> Iterator[types.FunctionType]:
     for value in values:
         if value.__module__ == module.__name__:
             entries = vars(value).values() if isinstance(value, type) else [value]
-            yield from (one for one in entries if isinstance(one, types.FunctionType))
+            yield from (entry for entry in entries if isinstance(entry, types.FunctionType))
 
 
 @dataclass(frozen=True, eq=False)
 class _Conversion:
-    """What became of some code: None where it converts nothing."""
+    """The conversion of some code; no ``made`` code where it converts nothing."""
 
     code: weakref.ref[types.CodeType]
     made: types.CodeType | None
@@ -94,7 +94,7 @@ _CONVERSIONS: dict[tuple[int, frozenset[str]], _Conversion] = {}
 
 
 def _converted(code: types.CodeType, names: frozenset[str]) -> types.CodeType:
-    """The code itself where it converts nothing by these names."""
+    """Code that converts by these names; the code itself where it converts nothing."""
     key = (id(code), names)
     conversion = _CONVERSIONS.get(key)
     if conversion is None:
@@ -105,8 +105,8 @@ def _converted(code: types.CodeType, names: frozenset[str]) -> types.CodeType:
 
 
 def _converting(code: types.CodeType, names: frozenset[str]) -> types.CodeType:
-    """The same, computed."""
-    constants = [_converting(one, names) if isinstance(one, types.CodeType) else one for one in code.co_consts]
+    """The same, without a cache."""
+    constants = [_converting(item, names) if isinstance(item, types.CodeType) else item for item in code.co_consts]
     steps = bytearray(code.co_code)
     for at, end, name, called in _conversions(code, names):
         index = constants.index(CONVERSIONS[name]) if CONVERSIONS[name] in constants else len(constants)
@@ -123,7 +123,7 @@ def _converting(code: types.CodeType, names: frozenset[str]) -> types.CodeType:
         constants.append(Template(text))
         if len(constants) <= _LARGEST + 1 and (at == 0 or steps[at - 2] != _EXTENDED_ARG):
             steps[at + 1] = len(constants) - 1
-    if all(one is other for one, other in zip(constants, code.co_consts, strict=False)) and steps == code.co_code:
+    if all(new is old for new, old in zip(constants, code.co_consts, strict=False)) and steps == code.co_code:
         return code
     return code.replace(co_code=bytes(steps), co_consts=tuple(constants))
 
@@ -131,7 +131,7 @@ def _converting(code: types.CodeType, names: frozenset[str]) -> types.CodeType:
 def _conversions(code: types.CodeType, names: frozenset[str]) -> Iterator[tuple[int, int, str, bool]]:
     """Where code loads a builtin by one of these names in order to call it, or to have ``map`` call it.
 
-    Of each: the first byte and the one behind the last, the name, and whether what is loaded is called.
+    For each place: the first byte and the one behind the last, the name, and whether the loaded value is called.
     """
     if names.isdisjoint(code.co_names):  # as of most code: reading its steps takes long
         return
@@ -141,14 +141,14 @@ def _conversions(code: types.CodeType, names: frozenset[str]) -> Iterator[tuple[
         loads = steps[at] == _LOAD_GLOBAL and (at == 0 or steps[at - 2] != _EXTENDED_ARG)
         name = code.co_names[steps[at + 1] >> 1 if _SAYS_CALLS else steps[at + 1]] if loads else ""
         called = loads and (bool(steps[at + 1] & 1) if _SAYS_CALLS else _is_called(steps, end))
-        constant = name != "print" and steps[end : end + 3 : 2] in _OF_CONSTANTS  # which need no conversion of ours
+        constant = name != "print" and steps[end : end + 3 : 2] in _OF_CONSTANTS  # constants need no symbols
         if name in names and ((called and not constant) or before == "map"):
             yield at, end, name, called
         before = name if called else ""
 
 
 def _is_called(steps: bytes, at: int) -> bool:
-    """Whether what code before Python 3.11 has just loaded is what the next call on that level calls."""
+    """Whether the next call on this level calls what code before Python 3.11 has just loaded."""
     depth = 0
     for opcode, argument in zip(steps[at::2], steps[at + 1 :: 2], strict=True):
         if opcode == dis.opmap["CALL_FUNCTION"] and argument == depth:

@@ -1,13 +1,13 @@
-"""The methods of data-dependent numbers: one table, by which they are what Python's numbers are.
+"""The methods of data-dependent numbers: one table, which makes them behave like Python's numbers.
 
-Arithmetic gives a symbol and decides nothing; of bools, too, which are zero or one. Where Python needs the number (an
-index of a list), where a bool divides or is an exponent, and beside other types than numbers, the program branches on
-it. A program that writes a number down, or looks it up in a dict, asks for its value. Code of a program takes a symbol
-for an instance of `int`, `float` or `bool`.
+Arithmetic returns a symbol and decides nothing, also that of bools, which are zero or one. Where Python needs the
+number (an index of a list), where a bool divides or is an exponent, and in operations with types other than numbers,
+the program branches on it. A program that writes a number down, or looks it up in a dict, asks for its value. Code of a
+program takes a symbol for an instance of `int`, `float` or `bool`.
 
-Invariant: torch's own functions get what torch's methods give: text in its errors and logs, and no number for a bool.
-Limits: bools of sizes are guards, as everywhere. Sizes have no hashes for libraries, which keep what they computed for
-some sizes: they ask, and do without.
+Invariant: torch's own functions get what torch's methods return: text in its errors and logs, and bools that are not
+numbers. Limits: bools of sizes are guards, as everywhere. Libraries that cache by sizes get no hashes of them: they
+try, and do without.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from functionalize.transform.functions.numbers import formatted
 
 CLASSES: dict[Any, type] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
 _ADDING: dict[str, Callable[..., Any]] = {name: getattr(operator, name) for name in ("add", "sub", "mul")}
-_BY_DIVISORS: dict[str, Callable[..., Any]] = {  # by what their second number is, they raise or give another kind
+_BY_DIVISORS: dict[str, Callable[..., Any]] = {  # depending on the second number, they raise or return another class
     **{name: getattr(operator, name) for name in ("truediv", "floordiv", "mod", "pow", "lshift", "rshift")},
     "divmod": divmod,
 }
@@ -46,27 +46,27 @@ _UNARY: dict[str, Callable[..., Any]] = {
 }
 _OF_WHOLE_NUMBERS = ("conjugate", "bit_length", "as_integer_ratio")
 _NUMBERS = (int, float, *SYMBOLS)
-_ABC = abc.ABCMeta.__instancecheck__.__code__  # asks on behalf of who calls `isinstance`
+_ABC = abc.ABCMeta.__instancecheck__.__code__  # asks for the caller of `isinstance`
 
 
 def rows_for_methods(tracer: Any, environment: Any, texts: Texts, looked_up: list[Any]) -> Iterator[Patch]:
-    """All rows; of one method, the later ones call what the earlier ones give.
+    """All rows; later rows of a method call the earlier ones.
 
-    ``texts``: gets numbers that decide nothing by being written; ``looked_up``: those that were looked up in dicts.
+    ``texts``: gets numbers that decide nothing by being written; ``looked_up``: gets those that are looked up in dicts.
     """
     yield from _rows_for_floats_and_integers(tracer)
     yield from _rows_for_missing_methods()
     yield from _rows_for_bools(tracer)
     values = _Values(environment, texts, looked_up)
-    for kind, of_value in CLASSES.items():
-        for name in ("__repr__", "__format__", "__hash__"):  # `str` comes to the first
-            yield Patch(kind, name, partial(values.method, name, of_value))
-        yield Patch(kind, "__eq__", partial(values.comparison, of_value))
-        yield Patch.by(property(partial(_class_of, of_value)), kind, "__class__", shared=True)
+    for cls, of_value in CLASSES.items():
+        for name in ("__repr__", "__format__", "__hash__"):  # `str` calls the first
+            yield Patch(cls, name, partial(values.method, name, of_value))
+        yield Patch(cls, "__eq__", partial(values.comparison, of_value))
+        yield Patch.by(property(partial(_class_of, of_value)), cls, "__class__", shared=True)
 
 
 def _class_of(of_value: type, number: Any) -> type:
-    """What ``isinstance`` takes a symbol for beside its own class: the class of its value, if a program asks."""
+    """The class of a symbol for ``isinstance``, besides its own: that of its value, if a program asks."""
     frame: Any = sys._getframe(1)
     if frame.f_code is _ABC:
         frame = frame.f_back
@@ -74,25 +74,25 @@ def _class_of(of_value: type, number: Any) -> type:
 
 
 def rest(number: float) -> float:
-    """What a float has beside a whole number; NaN for those that are not finite."""
+    """The remainder of a float after division by 1; NaN for floats that are not finite."""
     return number % 1
 
 
 def _rows_for_floats_and_integers(tracer: Any) -> Iterator[Patch]:
-    """Methods of torch's that ask for the value, or give something else than Python's."""
+    """Methods of torch's that ask for the value, or return something else than Python's."""
     integer: Any = torch.SymInt
     yield Patch.by(lambda number: opaque_float(tracer, rest, (number,)) == 0, torch.SymFloat, "is_integer")
     yield Patch(torch.SymFloat, "__pow__", partial(_power, tracer))
     for name in ("__floor__", "__ceil__", "__trunc__"):
         if name in vars(integer):
             yield Patch.by(lambda number: number, integer, name)
-    for kind in (torch.SymInt, torch.SymFloat):
+    for cls in (torch.SymInt, torch.SymFloat):
         for name in ("__floordiv__", "__rfloordiv__"):
-            yield Patch(kind, name, partial(_floor_division, tracer, name == "__rfloordiv__"))
+            yield Patch(cls, name, partial(_floor_division, tracer, name == "__rfloordiv__"))
 
 
 def _power(tracer: Any, method: Any) -> Any:
-    """A power: torch takes for granted that a number is not negative, also where the exponent is whole."""
+    """A power: torch assumes that a number is not negative, also where the exponent is whole."""
 
     def called(number: Any, other: Any) -> Any:
         return opaque_float(tracer, operator.pow, (number, other)) if type(other) is int else method(number, other)
@@ -101,7 +101,7 @@ def _power(tracer: Any, method: Any) -> Any:
 
 
 def _floor_division(tracer: Any, swapped: bool, method: Any) -> Any:
-    """A division without a rest: torch rounds that of floats down, which may be another number than Python's."""
+    """A floor division: torch rounds the quotient of floats down, which may differ from Python's result."""
 
     def called(number: Any, other: Any) -> Any:
         pair = (other, number) if swapped else (number, other)
@@ -112,7 +112,7 @@ def _floor_division(tracer: Any, swapped: bool, method: Any) -> Any:
     return called
 
 
-_OF_NUMBERS: dict[str, Any] = {  # what numbers have
+_OF_NUMBERS: dict[str, Any] = {  # of all numbers
     "__deepcopy__": lambda number, memo: number,
     "__divmod__": lambda number, other: (number // other, number % other),
     "__rdivmod__": lambda number, other: (other // number, other % number),
@@ -133,32 +133,32 @@ _MISSING: dict[Any, dict[str, Any]] = {
 
 def _rows_for_missing_methods() -> Iterator[Patch]:
     """Methods of Python's numbers that torch's do not have."""
-    for kind, methods in _MISSING.items():
+    for cls, methods in _MISSING.items():
         for name, method in methods.items():
-            if not hasattr(kind, name):
-                yield Patch.by(method, kind, name)
+            if not hasattr(cls, name):
+                yield Patch.by(method, cls, name)
 
 
 def _rows_for_bools(tracer: Any) -> Iterator[Patch]:
-    """Methods of bools, and those of numbers that may meet one: torch has no such arithmetic of all of them."""
+    """Methods of bools, and those of numbers that may meet a bool: torch has this arithmetic only in part."""
     number_of = partial(_number_of, tracer)
     for name, method in _methods_of_bools(number_of).items():
         yield Patch.by(method, torch.SymBool, name)
-    kinds: tuple[Any, ...] = (torch.SymInt, torch.SymFloat)
-    for kind in kinds:
-        for name in [name for name in _names(_ADDING, _BY_DIVISORS, _OF_BITS, _COMPARING) if hasattr(kind, name)]:
+    classes: tuple[Any, ...] = (torch.SymInt, torch.SymFloat)
+    for cls in classes:
+        for name in [name for name in _names(_ADDING, _BY_DIVISORS, _OF_BITS, _COMPARING) if hasattr(cls, name)]:
             other = _value_of if name.strip("_") in _BY_DIVISORS else number_of
-            yield Patch(kind, name, partial(_beside_bools, other))
+            yield Patch(cls, name, partial(_beside_bools, other))
 
 
 def _number_of(tracer: Any, value: Any) -> Any:
-    """A bool as the number that it is, without a branch on its value."""
+    """A bool as a number, without a branch on its value."""
     if type(value) is bool:
         return int(value)
     if not isinstance(value, torch.SymBool):
         return value
-    known = value.node.hint is not None or not value.node.expr.free_symbols
-    return int(bool(value)) if known else whole_number_of(tracer, value)
+    has_value = value.node.hint is not None or not value.node.expr.free_symbols
+    return int(bool(value)) if has_value else whole_number_of(tracer, value)
 
 
 def _names(*tables: dict[str, Any]) -> list[str]:
@@ -166,7 +166,7 @@ def _names(*tables: dict[str, Any]) -> list[str]:
 
 
 def _methods_of_bools(number_of: Callable[[Any], Any]) -> dict[str, Any]:
-    kind: Any = torch.SymBool
+    cls: Any = torch.SymBool
     methods: dict[str, Any] = {
         "__index__": _index,
         "real": property(number_of),
@@ -179,7 +179,7 @@ def _methods_of_bools(number_of: Callable[[Any], Any]) -> dict[str, Any]:
     for name, operation in (*_ADDING.items(), *_BY_DIVISORS.items()):
         methods[f"__r{name}__"] = _binary(_swapped(operation), _value_of if name in _BY_DIVISORS else number_of)
     for name, operation in _OF_BITS.items():
-        of_bools = getattr(kind, f"__{name}__", _differ)
+        of_bools = getattr(cls, f"__{name}__", _differ)
         methods[f"__{name}__"] = _binary(operation, number_of, of_bools)
         methods[f"__r{name}__"] = _binary(_swapped(operation), number_of, of_bools)
     for name, operation in _UNARY.items():
@@ -190,7 +190,7 @@ def _methods_of_bools(number_of: Callable[[Any], Any]) -> dict[str, Any]:
 
 
 def _value_of(value: Any) -> Any:
-    """A bool as the number that it is in a call, which is a branch on its value."""
+    """A bool as the number of one call, which is a branch on its value."""
     return int(bool(value)) if isinstance(value, (bool, torch.SymBool)) else value
 
 
@@ -211,7 +211,7 @@ def _unary(operation: Callable[..., Any], number_of: Callable[[Any], Any]) -> An
 def _binary(
     operation: Callable[..., Any], number_of: Callable[[Any], Any], of_bools: Callable[..., Any] | None = None
 ) -> Any:
-    """An operation of a bool and something else; ``of_bools``: that of two bools, where it gives one."""
+    """An operation of a bool and something else; ``of_bools``: the operation of two bools, if it returns a bool."""
 
     def called(boolean: torch.SymBool, other: Any, *modulus: Any) -> Any:
         if modulus:
@@ -228,7 +228,7 @@ def _binary(
 
 
 def _differ(boolean: Any, other: Any) -> Any:
-    """Whether one of two bools holds, and not both."""
+    """The exclusive or of two bools."""
     return (boolean | other) & torch.sym_not(boolean & other)
 
 
@@ -237,7 +237,7 @@ def _beside_bools(number_of: Callable[[Any], Any], method: Any) -> Any:
 
 
 class _Values:
-    """What asks for the value of a number: text, and keys of dicts."""
+    """Methods that ask for the value of a number: for text, and for keys of dicts."""
 
     def __init__(self, environment: Any, texts: Texts, looked_up: list[Any]) -> None:
         self._environment, self._texts, self._looked_up = environment, texts, looked_up
@@ -246,7 +246,7 @@ class _Values:
         return self._environment is not None and getattr(symbol.node, "shape_env", None) is self._environment
 
     def comparison(self, of_value: type, method: Callable[..., Any]) -> Any:
-        """``__eq__``: torch has it of conditions with conditions, of numbers with numbers alone."""
+        """``__eq__``: torch compares conditions with conditions, and numbers with numbers only."""
         by_value = self.method("__eq__", of_value, method)
 
         def equal(symbol: Any, *args: Any) -> Any:
@@ -255,7 +255,7 @@ class _Values:
         return by_value if of_value is bool else equal
 
     def method(self, name: str, of_value: type, method: Callable[..., Any]) -> Any:
-        """A method that is the value's where a program calls it, and torch's otherwise."""
+        """A method that is the value's where a program calls it, and torch's elsewhere."""
 
         def by_value(symbol: Any, *args: Any) -> Any:
             traced, code = self._is_traced(symbol), sys._getframe(1).f_code
@@ -282,14 +282,14 @@ class _Values:
 
 
 def have_plain_keys(containers: Iterable[Any]) -> None:
-    """Have dicts be keyed by the values of numbers that were looked up."""
+    """Replace symbols in the keys of dicts by their values."""
     for container in containers:
         if isinstance(container, dict) and any(map(_has_symbol, container)):
-            kind: Any = OrderedDict if isinstance(container, OrderedDict) else dict
-            items = list(kind.items(container))
-            kind.clear(container)
+            cls: Any = OrderedDict if isinstance(container, OrderedDict) else dict
+            items = list(cls.items(container))
+            cls.clear(container)
             for key, value in items:
-                kind.__setitem__(container, _plain(key), value)
+                cls.__setitem__(container, _plain(key), value)
 
 
 def _has_symbol(key: Any) -> bool:

@@ -1,7 +1,7 @@
-"""Functions of ``math`` on data-dependent numbers give symbols, as operators do; so do ``min`` and ``max``.
+"""Functions of ``math`` return symbols for data-dependent numbers, as operators do; so do ``min`` and ``max``.
 
-Invariant: for numbers outside the trace they do what they did, in every thread. Limits: functions of floats
-that give floats or bools, by the name of their module; others ask for the value of a symbol.
+Invariant: for numbers outside the trace they do what they did, in every thread. Limits: functions of floats that return
+floats or bools, called by the name of their module; others ask for the value of a symbol.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ASKING = ("isnan", "isinf", "isfinite", "isclose")
 
 
 def rows_for_math(tracer: Any) -> Iterator[Patch]:
-    """Functions of ``math`` that give symbols where they get symbols: by themselves they ask for the value."""
+    """Have functions of ``math`` return symbols for symbols: they would ask for the value."""
     for name in _OF_FLOATS:
         yield Patch(math, name, partial(_symbolic, tracer, opaque_float))
     for name in _ASKING:
@@ -47,7 +47,7 @@ def _symbolic(tracer: Any, symbol_of: Callable[..., Any], function: Callable[...
 
 
 def _choosing(tracer: Any, of_whole: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
-    """``min`` or ``max``, which compares its arguments: of data-dependent numbers it gives one without asking."""
+    """``min`` or ``max``, which compares its arguments: for data-dependent numbers it returns a symbol."""
 
     def called(*args: Any, **kwargs: Any) -> Any:
         if len(args) == 1 and isinstance(args[0], (types.GeneratorType, map)):
@@ -59,11 +59,11 @@ def _choosing(tracer: Any, of_whole: Callable[..., Any], function: Callable[...,
             return opaque_float(tracer, function, tuple(numbers))
         if all(type(number) in (int, torch.SymInt) for number in numbers):
             return functools.reduce(of_whole, numbers)
-        return function(*args)  # which class the number has is for the data to say
+        return function(*args)  # the class of the number depends on tensor values
 
     return called
 
 
 def _is_of_data(number: Any) -> bool:
-    """Whether a number is data-dependent: what is compared of sizes alone is a condition on these."""
+    """Whether a number is data-dependent: a comparison of sizes alone is a condition on these."""
     return isinstance(number, torch.SymFloat) or (isinstance(number, torch.SymInt) and number.node.hint is None)

@@ -1,6 +1,6 @@
-"""Where code sends a text that it makes, read off its instructions: to a log, to ``print``, or to an error's message.
+"""Where code sends a text that it makes: to a log, to ``print``, or to an error's message. It reads the instructions.
 
-Invariant: a text of which a sink takes all is read by nothing else that the program does. Limits: instructions without
+Invariant: where sinks take all of a text, nothing else in the program reads it. Limits: instructions without
 jumps between the one that makes the text and its sink; local variables all of whose reads lead to sinks.
 """
 
@@ -21,7 +21,7 @@ _NULLS_ARE_FLAGGED = sys.version_info >= (3, 11)  # the lowest bit says whether 
 _IDLE = frozenset({"EXTENDED_ARG", "CACHE", "NOP", "PRECALL", "KW_NAMES", "RESUME"})
 _CALLS = frozenset({"CALL", "CALL_METHOD", "CALL_FUNCTION"})
 _FORMATS = {"FORMAT_SIMPLE": 1, "FORMAT_WITH_SPEC": 2, "CONVERT_VALUE": 1}
-# How many values instructions take, and give.
+# How many values instructions pop and push.
 _FIXED = {
     **dict.fromkeys(_IDLE, (0, 0)),
     **dict.fromkeys(("LOAD_CONST", "LOAD_DEREF", "LOAD_NAME", "LOAD_CLOSURE", "PUSH_NULL"), (0, 1)),
@@ -54,18 +54,18 @@ _CHECKS = frozenset(
         *("_check_tensor_all", "_assert", "torch_compilable_check"),
     }
 )
-_CHECKERS = ("torch", "transformers.")  # whose functions are called so, and read their message for an error only
+_CHECKERS = ("torch", "transformers.")  # where functions of these names read their message only for an error
 
 
 def _effect(step: Any) -> tuple[int, int] | None:
-    """How many values an instruction takes from the stack, and gives; None where it jumps, or is not known."""
+    """How many values an instruction pops and pushes; None where it jumps, or is not known."""
     counts = _BY_ARGUMENT.get(step.opname)
     return _FIXED.get(step.opname) if counts is None else counts(step.arg)
 
 
 @dataclass(frozen=True)
 class _Use:
-    """Which instruction takes a value, and how deep it lies then; what lies on top has depth 1."""
+    """Which instruction takes a value, and the value's depth on the stack then; the top has depth 1."""
 
     place: int
     depth: int
@@ -83,7 +83,7 @@ def _use(steps: Sequence[Any], place: int, depth: int = 1) -> _Use | None:
 
 
 def _callee(steps: Sequence[Any], call: int) -> int:
-    """The instruction that loads what a call calls; -1 where that is not seen."""
+    """The instruction that loads what a call calls; -1 where it cannot be found."""
     for place in reversed(range(call)):
         effect = _effect(steps[place])
         if effect is None:
@@ -96,7 +96,7 @@ def _callee(steps: Sequence[Any], call: int) -> int:
 
 @dataclass(frozen=True)
 class Rules:
-    """What decides where a text is read: what stands for ``print`` in code, and what is known of the program.
+    """What readers of a text depend on: the function that replaces ``print`` in code, and facts about the program.
 
     ``is_log``: whether a list is only added to; ``catches``: whether its own code catches errors, and sees messages.
     """
@@ -107,14 +107,14 @@ class Rules:
 
 
 class TextFlow:
-    """Where the text goes that one function makes at one of its instructions."""
+    """Where one function sends the text that one of its instructions makes."""
 
     def __init__(self, function: _Names, steps: Sequence[Any], rules: Rules) -> None:
         self._names, self._steps, self._rules = function, steps, rules
 
     @classmethod
     def of_frame(cls, frame: types.FrameType, rules: Rules) -> TextFlow:
-        """Of the function that runs in a frame."""
+        """For the function that runs in a frame."""
         return cls(_Names(frame.f_globals, frame.f_locals), _steps_of(frame.f_code), rules)
 
     def ends(self, offset: int) -> bool:
@@ -124,7 +124,7 @@ class TextFlow:
 
     def _makes_text(self, place: int) -> bool:
         step = self._steps[place]
-        if step.opname == "FORMAT_VALUE":  # what `!r` gives a format pads, and `!a` spells
+        if step.opname == "FORMAT_VALUE":  # a format pads the result of `!r`; `!a` escapes
             return bool(step.arg & 3 != _ASCII and not (step.arg & 3 and step.arg & 4))
         if step.opname in _FORMATS:
             return bool(step.opname != "CONVERT_VALUE" or step.arg != _ASCII)
@@ -150,7 +150,7 @@ class TextFlow:
             case "FORMAT_VALUE" | "FORMAT_SIMPLE":  # as it is, in another text
                 return step.arg in (None, 0, 1) and self._goes(use.place)
             case "BUILD_MAP":
-                return bool(use.depth % 2) and self._goes(use.place, kept=True)  # a value, and no key
+                return bool(use.depth % 2) and self._goes(use.place, kept=True)  # a value, not a key
             case "BUILD_CONST_KEY_MAP":
                 return use.depth > 1 and self._goes(use.place, kept=True)
             case "BINARY_OP" | "BINARY_ADD":
@@ -176,17 +176,17 @@ class TextFlow:
         """Whether all reads of a local variable lead to sinks."""
         if self._names.reads_all(self._steps):
             return False
-        of_variable = [(n, one) for n, one in enumerate(self._steps) if one.argval == name]
-        if any(one.opname in ("LOAD_DEREF", "LOAD_CLOSURE", "MAKE_CELL") for _, one in of_variable):
+        of_variable = [(n, step) for n, step in enumerate(self._steps) if step.argval == name]
+        if any(step.opname in ("LOAD_DEREF", "LOAD_CLOSURE", "MAKE_CELL") for _, step in of_variable):
             return False
         joined = any(
-            "_FAST" in one.opname and isinstance(one.argval, tuple) and name in one.argval for one in self._steps
+            "_FAST" in step.opname and isinstance(step.argval, tuple) and name in step.argval for step in self._steps
         )
-        reads = [n for n, one in of_variable if one.opname.startswith("LOAD_FAST")]
+        reads = [n for n, step in of_variable if step.opname.startswith("LOAD_FAST")]
         return not joined and all(map(self._goes, reads))
 
     def _is_sink(self, use: _Use, kept: bool) -> bool:
-        """Whether a call keeps an argument, prints it, or has it for the message of an error that nobody catches."""
+        """Whether a call only keeps an argument in a log, prints it, or has it in an error that nobody catches."""
         after = _use(self._steps, use.place)
         if after is not None and self._steps[after.place].opname == "RAISE_VARARGS":
             return not (kept or self._rules.catches())
@@ -205,7 +205,7 @@ class TextFlow:
         return not kept and self._is_message(self._loaded(place), call.arg - use.depth, call, use.place)
 
     def _is_message(self, function: Any, number: int, call: Any, place: int) -> bool:
-        """Whether a function has an argument for a message alone."""
+        """Whether a function uses an argument for a message alone."""
         name, module = getattr(function, "__name__", ""), str(getattr(function, "__module__", ""))
         if name in _CHECKS and (module + ".").startswith(_CHECKERS):
             return number > 0 and not self._rules.catches()
@@ -218,7 +218,7 @@ class TextFlow:
         return inner._variable_goes(code.co_varnames[number])
 
     def _loaded(self, place: int) -> Any:
-        """What instructions up to one load, without running anything: a variable, attributes, entries of dicts."""
+        """The value that an instruction loads, without running anything: a variable, attributes, entries of dicts."""
         step = self._steps[place]
         if step.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF") or step.opname.startswith("LOAD_FAST"):
             return self._names.of(step.argval)
@@ -258,7 +258,7 @@ def _steps_of(code: types.CodeType) -> list[Any]:
 
 
 def templates(code: types.CodeType) -> Iterator[tuple[int, str]]:
-    """The constants of which code makes text by ``%``: where it loads them, and what they are."""
+    """The constants that code formats by ``%``: where it loads them, and their values."""
     formats = any(type(constant) is str and "%" in constant for constant in code.co_consts)
     steps = _steps_of(code) if formats else []  # few functions have such constants, and each capture asks
     for place, step in enumerate(steps):

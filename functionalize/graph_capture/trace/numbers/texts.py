@@ -1,8 +1,8 @@
-"""Numbers that a program writes into a log, prints, or has in the message of an error: a call writes its own numbers.
+"""Numbers that a program writes into a log, prints, or puts into an error's message: a call writes its own numbers.
 
-Such a text holds a mark for each number, and what a call leaves, or prints, is made of the marks. So the text decides
-nothing. Invariant: only text that nothing else reads has marks (`text_flow`); all other text asks for the value.
-Limits: lines are printed when a call is done, in their order.
+Such a text holds a mark for each number; in what a call leaves, or prints, its own numbers replace the marks. So the
+text decides nothing. Invariant: only text that nothing else reads has marks (`text_flow`); all other text asks for the
+value. Limits: lines are printed when a call is done, in their order.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from functionalize.python_state.reconstruct import Reconstruction
 from functionalize.runtime.outputs.side_effects import LoggedRecord, PrintedLine
 
 MARK = re.compile("\0number ([0-9]+)\0")
-_PLACES = re.compile(r"%%|(%[-#0 +]*[0-9]*(?:\.[0-9]+)?[diouxXeEfFgGsr])")  # where `%` writes one value, in order
+_PLACES = re.compile(r"%%|(%[-#0 +]*[0-9]*(?:\.[0-9]+)?[diouxXeEfFgGsr])")  # where `%` writes a value, in order
 _PRINTED = (str, bool, int, float, type(None), torch.Size, torch.dtype, torch.device, *SYMBOLS)
 
 
 class Texts:
-    """The text of one run of a program."""
+    """The texts of one run of a program."""
 
-    now: Texts | None = None  # of the capture that runs
+    now: Texts | None = None  # of the current capture
 
     def __init__(self, is_log: Callable[[list[Any]], bool], catches: Callable[[], bool]) -> None:
-        """``is_log``: whether a program does nothing with a list but to add to it; ``catches``: it catches errors."""
+        """``is_log``: whether a program only adds to a list; ``catches``: whether it catches errors."""
         self._rules, self._thread = Rules(print_, is_log, catches), threading.get_ident()
-        self._numbers: list[tuple[Any, Callable[[Any], str]]] = []  # of the marks, and how they are written
+        self._numbers: list[tuple[Any, Callable[[Any], str]]] = []  # by mark, with how they are written
         self._lines: list[tuple[Callable[..., Any], Any, Any]] = []
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """While the program runs."""
+        """Collect texts while the program runs."""
         before, Texts.now = Texts.now, self
         try:
             yield
@@ -54,7 +54,7 @@ class Texts:
             Texts.now = before
 
     def rows(self) -> Iterator[Patch]:
-        """Have records of logs that hold numbers be made by calls."""
+        """Have calls make the log records that hold numbers."""
         yield Patch(logging.Logger, "handle", self._handling)
 
     def written(self, number: Any, write: Callable[[Any], str]) -> str | None:
@@ -68,7 +68,7 @@ class Texts:
         return f"\0number {len(self._numbers) - 1}\0"
 
     def plain(self, value: Any) -> Any:
-        """A value without marks: its numbers are asked for, and decide."""
+        """A value with numbers in the places of its marks: these are asked for, and decide."""
         if not isinstance(value, str):
             return value
         return MARK.sub(lambda mark: self._of(mark)[1](_plain_number(self._of(mark)[0])), value)
@@ -80,7 +80,7 @@ class Texts:
         return Reconstruction(make, _nothing, [describe(number) for number, _ in numbers])
 
     def print(self, values: tuple[Any, ...], options: dict[str, Any]) -> None:
-        """Have calls print values, where they are plain; the others are printed now."""
+        """Have calls print values, where all are plain; print other values now."""
         options = {name: self.plain(value) for name, value in options.items()}
         own = options.get("file") in (None, sys.stdout, sys.stderr) and threading.get_ident() == self._thread
         if not own or not all(isinstance(value, _PRINTED) for value in values):
@@ -105,8 +105,10 @@ class Texts:
         def handling(logger: logging.Logger, record: logging.LogRecord) -> Any:
             args = record.args if isinstance(record.args, tuple) else ()
             values = record.msg, *args
-            symbolic = any(isinstance(one, SYMBOLS) or (isinstance(one, str) and MARK.search(one)) for one in values)
-            printed = all(isinstance(one, _PRINTED) for one in values)
+            symbolic = any(
+                isinstance(value, SYMBOLS) or (isinstance(value, str) and MARK.search(value)) for value in values
+            )
+            printed = all(isinstance(value, _PRINTED) for value in values)
             if not (symbolic and printed and isinstance(record.args, (tuple, type(None)))):
                 record.msg = self.plain(record.msg)
                 record.args = tuple(map(self.plain, args)) if args else record.args
@@ -126,15 +128,15 @@ def print_(*values: Any, **options: Any) -> None:
 
 
 class Template(str):
-    """A constant of which code makes text by ``%``."""
+    """A constant that code formats by ``%``."""
 
     __slots__ = ()
 
     def __mod__(self, values: Any) -> str:
         numbers = [_number_of(value) for value in (values if isinstance(values, tuple) else (values,))]
-        pieces = _PLACES.split(self)  # text, and between it places; of `%%` None
+        pieces = _PLACES.split(self)  # texts, with places between them; None for `%%`
         places = [place for place in pieces[1::2] if place]
-        plain = any("%" in piece for piece in pieces[::2]) or not any(isinstance(one, SYMBOLS) for one in numbers)
+        plain = any("%" in piece for piece in pieces[::2]) or not any(isinstance(number, SYMBOLS) for number in numbers)
         if plain or len(places) != len(numbers):
             return str.__mod__(self, values)
         written = map(self._written, places, numbers)
@@ -147,7 +149,7 @@ class Template(str):
 
 
 def _number_of(value: Any) -> Any:
-    """The number in a tensor without dimensions; what is none is itself."""
+    """The number in a tensor without dimensions; any other value as it is."""
     tensor = isinstance(value, torch.Tensor) and not value.dim() and not value.is_complex()
     return value.item() if tensor else value
 

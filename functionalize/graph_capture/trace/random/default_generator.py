@@ -33,15 +33,15 @@ class DefaultGenerator:
     """Substitute for the default generator in `torch.random`."""
 
     def __init__(self, regions: CheckpointRegions | None = None) -> None:
-        """``regions``: where one is computed again, torch sets states."""
+        """``regions``: torch sets states where it computes one again."""
         self._regions, self._thread = regions, threading.get_ident()
-        self._at = self._end = 0  # where it stands, and the furthest position, in draws since the program began
+        self._at = self._end = 0  # its position, and the furthest one, in draws since the program began
         self._drawn = dict[int, Node]()  # what was drawn first at each position
-        self._reads: list[tuple[torch.Tensor, int]] = []  # states that were read, and where it stood
+        self._reads: list[tuple[torch.Tensor, int]] = []  # states that were read, and its positions then
 
     @contextlib.contextmanager
-    def heard(self) -> Iterator[None]:
-        """While the program runs."""
+    def intercepted(self) -> Iterator[None]:
+        """Intercept functions of `torch.random` while the program runs."""
         functions = vars(torch.random)
         before = {name: functions[name] for name in ("default_generator", "_manual_seed_impl")}
         plain = before["_manual_seed_impl"]  # would seed other devices first
@@ -53,7 +53,7 @@ class DefaultGenerator:
             functions |= before
 
     def note_draw(self, node: Node) -> Node | None:
-        """The program draws random numbers. Gives the node that drew the same, in a region that runs again.
+        """The program draws random numbers. Returns the node that drew the same, in a region that runs again.
 
         Raises:
             UnsupportedProgramError: it has set back the generator before.
@@ -71,7 +71,7 @@ class DefaultGenerator:
         return getattr(torch.default_generator, name)
 
     def get_state(self) -> torch.Tensor:
-        """The state: the same however much the program has drawn."""
+        """The state, which does not depend on what the program has drawn."""
         if not self._is_captured:
             return torch.default_generator.get_state()
         state = torch.default_generator.get_state()
@@ -79,7 +79,7 @@ class DefaultGenerator:
         return state
 
     def set_state(self, state: torch.Tensor) -> torch.Generator:
-        """Refused, unless it sets the state that it is in, or the one at which a region begins to run again."""
+        """Refused, unless it sets the current state, or the one at which a region begins to run again."""
         if not self._is_captured:
             return torch.default_generator.set_state(state)
         read = None if isinstance(state, FakeTensor) else self._read(state)
@@ -89,7 +89,7 @@ class DefaultGenerator:
         return torch.default_generator
 
     def _read(self, state: torch.Tensor) -> int | None:
-        """Where it stood when the program read a state; None if nobody can tell."""
+        """The position when the program read a state; None if it is not known."""
         positions = [position for read, position in self._reads if read is state]
         positions = positions or [position for read, position in self._reads if bytes_of(read) == bytes_of(state)]
         return positions[0] if len(set(positions)) == 1 else None
@@ -101,13 +101,13 @@ class DefaultGenerator:
         return torch.default_generator.manual_seed(seed)
 
     def seed(self) -> int:
-        """Refused: it is another one each time."""
+        """Refused: the seed differs each time."""
         if self._is_captured:
             raise GENERATOR_SEEDED_AT_RANDOM.error()
         return torch.default_generator.seed()
 
     def initial_seed(self) -> int:
-        """Refused: a call may find another."""
+        """Refused: a call may find another seed."""
         if self._is_captured:
             raise SEED_READ.error()
         return torch.default_generator.initial_seed()
@@ -123,7 +123,7 @@ class DefaultGenerator:
 
 
 def is_default(generator: torch.Generator) -> bool:
-    """Whether it is the default generator of the CPU."""
+    """Whether a generator is the default generator of the CPU."""
     return identity_of(generator) == identity_of(torch.default_generator)
 
 

@@ -1,7 +1,7 @@
 """Generators of torch's, watched while a program runs that draws nothing: its own, and the default ones of GPUs.
 
-While the program runs each stands at a state that nobody else knows, and goes on at each node that draws from it, so
-that a state which the program sets shows.
+While the program runs, each generator has a state that nothing else has, and advances at each node that draws from it,
+so that a state which the program sets shows.
 
 Invariant: after a capture they are as they were. Limits: GPUs that are in use when the program starts.
 """
@@ -23,7 +23,7 @@ from functionalize.runtime.random_state import default_generators_of_devices
 
 @dataclass(eq=False)
 class WatchedGenerator:
-    """A generator of torch's: its state before the program, and the one that it is to have by now."""
+    """A generator of torch's: its state before the program, and the state that it should have now."""
 
     generator: torch.Generator
     before: torch.Tensor
@@ -40,7 +40,7 @@ class WatchedGenerator:
         return not self.is_at(self.expected)
 
     def is_at(self, state: torch.Tensor) -> bool:
-        """Whether it stands at a state."""
+        """Whether the generator has a state."""
         with kernels_alone():
             return torch.equal(self.generator.get_state(), state)
 
@@ -63,11 +63,11 @@ class DeviceGenerators:
     """The default generators of all devices but the CPU."""
 
     def __init__(self) -> None:
-        self._found: dict[int, _OfDevice] = {}
+        self._by_identity: dict[int, _OfDevice] = {}
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
-        """While the program runs.
+        """Watch the generators while the program runs.
 
         Raises:
             UnsupportedProgramError: the program has set one to another state.
@@ -75,41 +75,41 @@ class DeviceGenerators:
         for generator in default_generators_of_devices():
             watched = WatchedGenerator.of(generator)
             watched.go_on()
-            self._found[identity_of(generator)] = _OfDevice(watched)
+            self._by_identity[identity_of(generator)] = _OfDevice(watched)
         try:
             yield
-            if any(one.watched.is_changed for one in self._found.values()):
+            if any(of_device.watched.is_changed for of_device in self._by_identity.values()):
                 raise GENERATOR_SET.error()
         finally:
-            for one in self._found.values():
-                one.watched.generator.set_state(one.watched.before)
+            for of_device in self._by_identity.values():
+                of_device.watched.generator.set_state(of_device.watched.before)
 
     def states(self) -> list[torch.Tensor]:
-        """Where they stand by now."""
-        return [one.watched.expected for one in self._found.values()]
+        """The states that they should have now."""
+        return [of_device.watched.expected for of_device in self._by_identity.values()]
 
     def has(self, generator: torch.Generator) -> bool:
-        """Whether it is one of these."""
-        return identity_of(generator) in self._found
+        """Whether a generator is one of these."""
+        return identity_of(generator) in self._by_identity
 
     def note_draw(self, generator: torch.Generator, node: Node, runs_again: bool) -> Node | None:
-        """The program draws from one of these. Gives the node that drew the same, in a region that runs again.
+        """The program draws from one of these. Returns the node that drew the same, in a region that runs again.
 
         Raises:
             UnsupportedProgramError: the program has set it to another state.
         """
-        one = self._found[identity_of(generator)]
-        expected, state = one.watched.expected, generator.get_state()
-        first = one.drawn.setdefault(bytes_of(state), node)
-        if one.watched.is_changed if first is node else not runs_again:
+        of_device = self._by_identity[identity_of(generator)]
+        expected, state = of_device.watched.expected, generator.get_state()
+        first = of_device.drawn.setdefault(bytes_of(state), node)
+        if of_device.watched.is_changed if first is node else not runs_again:
             raise GENERATOR_SET.error()
-        one.watched.go_on()
+        of_device.watched.go_on()
         if first is node:
             return None
-        one.watched.expected = expected
+        of_device.watched.expected = expected
         return first
 
     def before(self, generator: torch.Generator) -> torch.Tensor | None:
-        """The state from which the program draws of one; None for another generator."""
-        of_device = self._found.get(identity_of(generator))
+        """The state at which the program begins to draw from a generator; None for other generators."""
+        of_device = self._by_identity.get(identity_of(generator))
         return None if of_device is None else of_device.watched.before

@@ -1,18 +1,19 @@
 """What a program does to sources of random numbers without operators, and to arrays that are not tensors.
 
-Operators that draw are nodes of the graph. A number that Python or NumPy draws, or an element of an array that is
-written, would be done once, by the capture.
+Operators that draw are nodes of the graph. A draw of Python's or NumPy's, or a write to an array, would happen only
+once, in the capture.
 
-Nothing is drawn while a program runs on fake tensors, so a state that is read and set again would leave no trace. What
-functions of `torch.random` do to the default generator is therefore intercepted, in the thread that captures
-(:mod:`.default_generator`). A generator of the program's own goes on at each node that draws from it, as in eager: who
-finds it in another state has set it.
+Nothing is drawn while a program runs on fake tensors, so a state that is read and set again would leave no trace.
+Functions of `torch.random` on the default generator are therefore intercepted, in the thread that captures
+(:mod:`.default_generator`). A generator of the program's own advances at each node that draws from it, as in eager:
+in another state, it was set by the program.
 
-One that the program makes is made by each run of the graph, in the state in which the program first drew from it.
+A generator that the program makes is made by each run of the graph, in the state in which the program first drew from
+it.
 
 Invariant: after a capture the sources are as they were; the default generator is not touched. Limits: the generators
-that the program's state and arguments hold, arrays among these, `random`, and NumPy where it is loaded. Of these two a
-thread that draws meanwhile is not told apart; nor is `torch.default_generator.set_state`.
+and arrays that the program's state and arguments hold, `random`, and NumPy where it is loaded. Draws of other threads
+from the last two count as the program's. `torch.default_generator.set_state` is not noticed.
 """
 
 from __future__ import annotations
@@ -61,24 +62,24 @@ from functionalize.transform.gradients.autograd_notes import Generators
 class TorchGenerators:
     """Generators of torch's, watched while a program runs that may only draw from them by operators."""
 
-    _running: TorchGenerators | None = None  # those of the run that is going on
+    _running: TorchGenerators | None = None  # of the current run
 
     def __init__(self, values: Iterable[Any], inputs: Iterable[TracedInput]) -> None:
-        """``values``: what a program reaches; ``inputs``: what its graph takes, which are not held."""
-        found = {identity_of(value): value for value in values if isinstance(value, torch.Generator)}
+        """``values``: what a program reaches; ``inputs``: those of its graph, which are not held."""
+        by_identity = {identity_of(value): value for value in values if isinstance(value, torch.Generator)}
         for generator in (torch.default_generator, *default_generators_of_devices()):
-            found.pop(identity_of(generator), None)
-        self._watched = {identity: WatchedGenerator.of(generator) for identity, generator in found.items()}
-        self._own, self._states = set(found), set[bytes]()  # states that the program may have read
-        self.given: Generators = {}  # what the program passed to draw from
-        self._passed = {one.name: one.value for one in inputs if isinstance(one.value, torch.Generator)}
+            by_identity.pop(identity_of(generator), None)
+        self._watched = {identity: WatchedGenerator.of(generator) for identity, generator in by_identity.items()}
+        self._own, self._states = set(by_identity), set[bytes]()  # states that the program may have read
+        self.given: Generators = {}  # generators that the program passed to draw from
+        self._passed = {entry.name: entry.value for entry in inputs if isinstance(entry.value, torch.Generator)}
         self._root, self._default, self._devices = torch.nn.Module(), DefaultGenerator(), DeviceGenerators()
 
     @contextlib.contextmanager
     def watched(self, root: torch.nn.Module, regions: CheckpointRegions) -> Iterator[None]:
-        """While the program runs.
+        """Watch the generators while the program runs.
 
-        ``root``: what the graph's attributes are found on; ``regions``: where one is computed again, torch sets states.
+        ``root``: the module that holds the graph's attributes; ``regions``: torch sets states where it repeats one.
 
         Raises:
             UnsupportedProgramError: the program has set a generator to another state.
@@ -86,32 +87,32 @@ class TorchGenerators:
         self._root, self._default, TorchGenerators._running = root, DefaultGenerator(regions), self
         changed = False
         self._states.add(bytes_of(torch.default_generator.get_state()))
-        for one in self._watched.values():
-            self._go_on(one)  # else a seed that the program sets again would not be seen
+        for generator in self._watched.values():
+            self._go_on(generator)  # else a seed that the program sets again would not be seen
         try:
-            with self._devices.watched(), self._default.heard():
+            with self._devices.watched(), self._default.intercepted():
                 self._states.update(map(bytes_of, self._devices.states()))
                 yield
-            changed = any(one.is_changed for one in self._watched.values())
+            changed = any(generator.is_changed for generator in self._watched.values())
         finally:
-            for one in self._watched.values():
-                one.generator.set_state(one.before)
+            for generator in self._watched.values():
+                generator.generator.set_state(generator.before)
             TorchGenerators._running = None
         if changed:
             raise LineWanted(TorchGenerators.any_is_set, GENERATOR_SET)
 
     @staticmethod
     def any_is_set() -> bool:
-        """Whether the program that runs has set one to another state."""
+        """Whether the running program has set a generator to another state."""
         running = TorchGenerators._running
-        return running is not None and any(one.is_changed for one in running._watched.values())
+        return running is not None and any(generator.is_changed for generator in running._watched.values())
 
-    def _go_on(self, one: WatchedGenerator) -> None:
-        one.go_on()
-        self._states.add(bytes_of(one.expected))
+    def _go_on(self, watched: WatchedGenerator) -> None:
+        watched.go_on()
+        self._states.add(bytes_of(watched.expected))
 
     def before(self, generator: torch.Generator) -> torch.Tensor:
-        """The state before the program."""
+        """The state of a generator before the program."""
         watched = self._watched.get(identity_of(generator))
         if watched is not None:
             return watched.before
@@ -119,7 +120,7 @@ class TorchGenerators:
         return generator.get_state() if of_device is None else of_device
 
     def note(self, node: Node) -> Node | None:
-        """A node was added to the graph just now. Gives the node that drew the same, in a region that runs again.
+        """A node was added to the graph just now. Returns the node that drew the same, in a region that runs again.
 
         Raises:
             UnsupportedProgramError: it draws from a generator that the program has set to another state.
@@ -138,7 +139,7 @@ class TorchGenerators:
         if watched is None and is_default(generator):
             return self._default.note_draw(node)
         if watched is None:
-            watched = self._watched[identity_of(generator)] = WatchedGenerator.of(generator)  # made inside, as it seems
+            watched = self._watched[identity_of(generator)] = WatchedGenerator.of(generator)  # probably made inside
             if bytes_of(watched.before) in self._states:
                 raise GENERATOR_READ.error()
         if watched.is_changed:
@@ -146,11 +147,11 @@ class TorchGenerators:
         self._go_on(watched)
         return None
 
-    def make_anew(self, graph: Graph) -> None:
+    def make_in_graph(self, graph: Graph) -> None:
         """Have each run of the graph make the generators that the program, which is over, has made.
 
         Raises:
-            UnsupportedProgramError: the program draws from one that it did not make, and does not reach by a name.
+            UnsupportedProgramError: it draws from a generator that it did not make, and does not reach by a name.
         """
         made = dict[int, Node]()
         for node in graph.find_nodes(op="get_attr"):
@@ -166,17 +167,17 @@ class TorchGenerators:
             node.replace_all_uses_with(made[key], delete_user_cb=lambda user: user.target is not anew)
 
     def _is_kept(self, key: int) -> bool:
-        """Whether somebody may draw from a generator that the program has passed."""
-        given = self.given.get(key)
-        if given and any(one() is not None for one in given):
+        """Whether something may still draw from a generator that the program has passed."""
+        references = self.given.get(key)
+        if references and any(reference() is not None for reference in references):
             gc.collect()
-        return not given or any(one() is not None for one in given)
+        return not references or any(reference() is not None for reference in references)
 
     def check_given(self, tensors: Iterable[torch.Tensor]) -> None:
         """Raise where one of some tensors, which the program got without operators, is the state of a generator.
 
         Raises:
-            UnsupportedProgramError: one is.
+            UnsupportedProgramError: it is.
         """
         for tensor in tensors:
             if type(tensor) is torch.Tensor and tensor.dtype == torch.uint8 and bytes_of(tensor) in self._states:
@@ -185,7 +186,7 @@ class TorchGenerators:
 
 @dataclass(frozen=True, eq=False)
 class _Source:
-    """One source of random numbers besides torch's, or an array."""
+    """A source of random numbers besides torch's, or an array."""
 
     name: str
     is_array: bool
@@ -203,25 +204,25 @@ class _Source:
 
 
 class RandomSources:
-    """The sources, as they are when this is made."""
+    """The sources, with their states when this is made."""
 
     def __init__(self, values: Iterable[Any]) -> None:
-        """``values``: what a program reaches, generators among it."""
-        found = list[_Source]()
+        """``values``: what a program reaches, generators included."""
+        sources = list[_Source]()
         for value in {id(value): value for value in values}.values():
             for table in (GENERATORS, ARRAYS):
                 access = access_to(value, table)
                 if access is not None:
                     read, write = partial(access.read, value), partial(access.write, value)
-                    found.append(_Source(access.name, table is ARRAYS, read, write))
-        found.append(_Source("Python's `random`", False, random.getstate, random.setstate))
+                    sources.append(_Source(access.name, table is ARRAYS, read, write))
+        sources.append(_Source("Python's `random`", False, random.getstate, random.setstate))
         numpy: Any = sys.modules.get("numpy.random")
         if numpy is not None:
-            found.append(_Source("numpy.random", False, numpy.get_state, numpy.set_state))
-        self._before = [(source, source.read()) for source in found]
+            sources.append(_Source("numpy.random", False, numpy.get_state, numpy.set_state))
+        self._before = [(source, source.read()) for source in sources]
 
     def restore(self, unread: UnreadDraws | None = None) -> list[LineWanted]:
-        """Put back what has changed; why the program cannot do so. ``unread``: draws that it may do."""
+        """Restore what has changed, and return why the program cannot change it. ``unread``: draws that it may do."""
         changed = self._changed()
         states = [source.read() for source, _ in changed]
         self._put_back(changed)
@@ -242,6 +243,6 @@ class RandomSources:
 
 
 def _same(now: Any, before: Any) -> bool:
-    if isinstance(now, tuple) and len(now) == 5:  # of NumPy: the second is an array
+    if isinstance(now, tuple) and len(now) == 5:  # NumPy's: the second is an array
         return bool(now[2:] == before[2:] and (now[1] == before[1]).all())
     return bool(now == before)

@@ -1,9 +1,9 @@
-"""Random numbers of Python and NumPy that a program draws, and does not look at: layers that drop out in training.
+"""Random numbers of Python and NumPy that a program draws and does not read: layers that drop out in training.
 
-While a program runs, functions that draw give a substitute for their number, which notes whether anybody looks at it.
-Numbers that nobody has looked at decide nothing: a call draws as many, so that the generators go on as in eager.
+While a program runs, functions that draw return a substitute for their number, which records whether anything reads it.
+Numbers that nothing has read decide nothing: a call draws as many, so that the generators advance as in eager.
 
-Invariant: a number that is looked at, or kept, is refused as before. Limits: single numbers, by functions that the
+Invariant: a number that is read, or kept, is refused as before. Limits: single numbers, by functions that the
 program finds in the modules `random` and `numpy.random`; in the thread that captures.
 """
 
@@ -32,7 +32,7 @@ _METHODS = (
 
 
 class _Unread:
-    """Stands for a number, and notes that it is looked at."""
+    """Replaces a number, and records that it is read."""
 
     __slots__ = ("__weakref__", "_note", "_number")
 
@@ -49,7 +49,7 @@ class _Unread:
         return getattr(self._number, name)
 
 
-def _looked_at(name: str) -> Any:
+def _reading(name: str) -> Any:
     def method(self: _Unread, *args: Any) -> Any:
         return _Unread.__getattr__(self, name)(*args)
 
@@ -57,18 +57,18 @@ def _looked_at(name: str) -> Any:
 
 
 for _name in _METHODS:
-    setattr(_Unread, f"__{_name}__", _looked_at(f"__{_name}__"))
+    setattr(_Unread, f"__{_name}__", _reading(f"__{_name}__"))
 
 
 class UnreadDraws:
     """The numbers that a program draws while it runs."""
 
     def __init__(self) -> None:
-        self.calls: tuple[Callable[[], Any], ...] = ()  # draws them again
+        self.calls: tuple[Callable[[], Any], ...] = ()  # to draw them again
         self._substitutes, self._is_read = list[weakref.ref[_Unread]](), False
 
     def rows(self) -> Iterator[Patch]:
-        """Have functions that draw give substitutes."""
+        """Have functions that draw return substitutes."""
         for module, names in _FUNCTIONS.items():
             for name in names if module in sys.modules else ():
                 yield Patch(sys.modules[module], name, partial(partial, self._drawn))
@@ -87,13 +87,13 @@ class UnreadDraws:
         self._is_read = True
 
     def note_error(self, error: Exception) -> bool:
-        """Whether an error is that of a function which looks at a substitute, and wants a number."""
+        """Whether an error comes from a function that reads a substitute where it needs a number."""
         named = _Unread.__name__ in str(error)
         self._is_read |= named
         return named or (self._is_read and isinstance(error, TypeError))
 
     def decide_nothing(self) -> bool:
-        """Whether the program, which is over, has neither looked at one nor keeps one."""
+        """Whether the program, which is over, has neither read a number nor keeps one."""
         if any(substitute() is not None for substitute in self._substitutes):
             gc.collect()
         return not self._is_read and all(substitute() is None for substitute in self._substitutes)
