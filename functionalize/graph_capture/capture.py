@@ -77,7 +77,7 @@ def capture(
             the branch of the example inputs, each call checks its outcome, and another outcome is captured as a
             further variant; ``"raise"`` refuses such a program.
         is_exporting: what ``torch.compiler.is_compiling()`` and ``is_exporting()`` answer while a capture runs.
-            Libraries ask, to go a way without Python's caches and without decisions; eager gets ``False``.
+            Libraries ask, to avoid Python's caches and decisions; eager gets ``False``.
         gradients: when the backward is captured. With ``"when_needed"`` the first call whose results require
             gradients runs the program on fake tensors once more, before it changes anything, and captures forward and
             backward together; exports need no backward. ``"now"`` captures it at once, and raises at once if the
@@ -168,8 +168,8 @@ def _check_options(args: Any, on_guard_failure: str, on_data: str, cache_size: i
 
 
 def _captured(request: CaptureRequest) -> Capture:
-    """What one capture gives, by as many runs of the program as it takes."""
-    traced: list[Traced] = []  # by each run
+    """The capture of a request, by as many runs of the program as it takes."""
+    traced: list[Traced] = []  # one for each run
     converted, numbers = Conversions.count, request.numbers
     try:
         with Conversions.deciding(numbers is not None and not numbers.converts):
@@ -226,7 +226,7 @@ def _run(request: CaptureRequest, traced: list[Traced]) -> Capture:
 
 
 def _run_unless_raising(session: CaptureSession) -> Recorded | None:
-    """What a run records that supposes more than this call has; None if it raises, which is then not this call's."""
+    """The record of a run that supposes gradients; None if it raises, which the call's own run did not."""
     try:
         return session.run()
     except Exception:

@@ -1,4 +1,4 @@
-"""What one capture is asked for: the program, its example inputs, and the options.
+"""The request for one capture: the program, its example inputs, and the options.
 
 In: what ``capture`` was called with, or what a call needs that no captured graph serves. Out: one frozen value that the
 whole capture reads. Invariant: a capture of an equal request runs the same program on the same inputs.
@@ -30,9 +30,9 @@ class CaptureRequest:
     sizes: DynamicShapes  # which sizes may differ from call to call
     optimizer: torch.optim.Optimizer | None = None  # whose step is part of the program
     order: int = 1  # how often the program is differentiated
-    as_views: bool = False  # whether inputs that overlap are views of what autograd knows them for views of
+    as_views: bool = False  # whether overlapping inputs become views of their base in autograd
     answers: Answers | None = None  # of another capture, whose branches the program is to take
-    numbers: ChangingNumbers | None = None  # None: branches on tensor values are refused, and no number is an input
+    numbers: ChangingNumbers | None = None  # None: branches on tensor values are refused, numbers are constants
 
     @property
     def roots(self) -> dict[str, Any]:
