@@ -366,7 +366,7 @@ def _inputs_of(request: CaptureRequest, hooked: bool, suppose_gradients: bool) -
 
 
 def _example(inputs: ProgramInputs, placeholder: Any) -> Any:
-    """The example value of an input of the graph; other placeholders of the graph have no value."""
+    """The example value of an input of the graph; an error for placeholders that are not inputs of the program."""
     entry = next((entry for entry in inputs.inputs if entry.name == placeholder.target), None)
     if entry is None:
         raise NoDataError(f"`{placeholder.target}` is not an input of the program")

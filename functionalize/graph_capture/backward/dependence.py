@@ -1,7 +1,7 @@
 """What the gradients of a joint graph are computed from: which of its placeholders, and whether by their values.
 
-Invariant: nothing that a gradient depends on is left out. Limits: of operators that read only sizes the tables know a
-few; others count as reading values.
+Invariant: nothing that a gradient depends on is left out. Limits: the tables
+name a few operators that read only sizes; all other operators count as reading values.
 """
 
 from __future__ import annotations

@@ -289,7 +289,7 @@ class JointTracer:
         return nodes, gradients, incoming
 
     def _written(self, tangent: torch.Tensor) -> Node | None:
-        """The value that the backward has written to the gradient of a result; None where it has not."""
+        """The value that the backward has written to the gradient of a result; None if it has written nothing."""
         base = self._mode.context.graph.bases.get(storage_key(tangent))
         return self._node(self._mode.context.value(tangent)) if base is not None and base.log else None
 
@@ -306,7 +306,7 @@ class JointTracer:
         made: torch.Tensor = on_handles(torch.empty_like, (target,), {"requires_grad": False})
         made.requires_grad_(requires_grad)
         if made.layout is torch.sparse_coo:
-            take_as_coalesced(made)  # as calls give them
+            take_as_coalesced(made)  # as in calls
         last = next(reversed(list(graph.find_nodes(op="placeholder"))), None)
         with graph.inserting_after(last) if last is not None else graph.inserting_before():
             node = graph.placeholder(tangent_name(len(tangents), len(tangents[-1])))
@@ -417,7 +417,7 @@ def _at_risk(fakes: Mapping[int, Any], taken: Sequence[int], metadata: ProgramMe
 
 
 def _in_positions(symbols: SymbolSources, taken: Sequence[int], results: Sequence[int]) -> SymbolSources:
-    """Where the symbols are read among the inputs that a graph takes, and the results that it gives."""
+    """Where the symbols are read among the inputs and the results of a graph."""
     return SymbolSources(
         tuple((taken.index(number), layout) for number, layout in symbols.inputs if number in taken),
         tuple((taken.index(number), expression) for number, expression in symbols.numbers if number in taken),

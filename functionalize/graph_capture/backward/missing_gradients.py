@@ -44,9 +44,9 @@ def serves_without_gradients(assuming: Recorded, without: Recorded) -> bool:
 class _End:
     """What a call does after its graph has run, by the values that are alike: equal for programs that do the same."""
 
-    given: list[Any]  # the tensors that a program hands out, but for gradients
+    given: list[Any]  # the tensors that a program hands out, except for gradients
     plain: list[tuple[type, str]]  # the plain values that it returns and leaves in objects
-    written: list[Any]  # what it writes to inputs, but for gradients
+    written: list[Any]  # what it writes to inputs, except for gradients
     gradients: dict[str, Any]  # by the name of the input that holds them
 
     @classmethod

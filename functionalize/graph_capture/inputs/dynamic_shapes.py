@@ -133,7 +133,7 @@ def _misfit(name: str, spec: Any, expected: str) -> ValueError:
 
 
 def _pairs(name: str, value: Any, spec: Any) -> Iterator[tuple[torch.Tensor, Dims]]:
-    """The tensors of an argument, each with what the spec says of its dimensions."""
+    """The tensors of an argument, each with the spec of its dimensions."""
     if spec is None:
         return
     if isinstance(value, torch.Tensor):
@@ -169,7 +169,7 @@ def _check_constant(name: str, value: Any, spec: Any) -> None:
 
 
 def _dims(name: str, tensor: torch.Tensor, spec: Any) -> Dims:
-    """What a spec says of one tensor, by dimension."""
+    """The spec of one tensor, by dimension."""
     from functionalize._torch.symbols.symbols import is_dim
 
     count = tensor.dim()

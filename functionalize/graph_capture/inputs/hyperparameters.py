@@ -54,7 +54,7 @@ class ChangingNumbers:
             tuple[PythonGuard, PythonGuard]
         ] = []  # lists of the last capture in several places: each place, and the first
         self.follows_steps = False  # whether schedules are stepped in the graph, and not by calls
-        self.converts = True  # whether `float` and `int` give symbols
+        self.converts = True  # whether `float` and `int` return symbols
         self._constant: set[str] = set()  # numbers that the program uses as only Python's numbers allow
 
     def give_up(self) -> bool:
@@ -131,7 +131,7 @@ class ChangingNumbers:
         self._expected |= {_name_in_all(number.path) for number in of_these}
 
     def _tied(self, taken: Iterable[PythonGuard], guards: PythonGuards) -> list[PythonGuard]:
-        """The guards without those of further places of lists, which are tied to the first place."""
+        """The guards, without further places of lists, which are tied to the first place."""
         first = dict[int, PythonGuard]()
         self.tied = []
         for guard in taken:

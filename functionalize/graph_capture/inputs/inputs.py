@@ -114,7 +114,7 @@ class TracedInput:
         )
 
     def _requires_grad(self) -> bool | None:
-        """Whether the input requires gradients now, if the program has said so; None where it has not."""
+        """Whether the input requires gradients now, if the program has changed that; else None."""
         before, now = isinstance(self.value, torch.Tensor) and self.value.requires_grad, self.fake
         if now is None or not self.is_tensor:
             return None

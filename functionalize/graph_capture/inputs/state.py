@@ -77,7 +77,7 @@ class ProgramCode:
         # Paths, objects and attributes on which it depends which code runs.
         self.decisive: dict[tuple[int, int], tuple[str, Any, Sequence[str]]] = {}
         self.converting: dict[int, Any] = {}  # functions that may call `float` or `int`, by identity
-        self.converts = True  # whether these, and slices, give symbols
+        self.converts = True  # whether these, and slices, return symbols
 
     def convert_nothing(self) -> None:
         """Make data-dependent numbers decisions wherever Python or C++ accepts only plain numbers."""
@@ -207,7 +207,7 @@ class Follower:
             self._follow_methods(methods)
 
     def _follow_methods(self, methods: Methods, names: Iterable[str] = ()) -> None:
-        """Follow the methods of a class; ``names``: those of a module's that may be called, besides ``forward``."""
+        """Follow the methods of a class; ``names``: methods of a module that may be called, besides ``forward``."""
         added = methods.further(names)
         for cls, guarded in methods.guarded.items():
             self.code.decisive[id(methods.kind), id(cls)] = cls.__qualname__, cls, guarded

@@ -1,6 +1,6 @@
 """Inputs that overlap, and that autograd takes for views of one tensor.
 
-A write to one of them changes the gradients of the others. While such a program is recorded, they are made as views of
+A write to one of them changes the gradients of the rest. While such a program is recorded, they are made as views of
 that tensor, their root. A root that is not an input becomes one; the program gets only views of it.
 
 Invariant: autograd relates the fake tensors as it relates the inputs. Limits: sizes are integers.

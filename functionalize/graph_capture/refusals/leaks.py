@@ -1,4 +1,4 @@
-"""Traced tensors that outlive their capture: it looks for those still alive, and refuses them by their holders.
+"""Traced tensors that outlive their capture: it finds those still alive, and refuses them by their holders.
 
 It also restores the versions of tensors that a program wrote though they are not in its state.
 

@@ -1,7 +1,7 @@
 """Regions of a program that ``torch.utils.checkpoint`` computes again in the backward: which nodes they are.
 
 A region runs twice while a program is captured, once forward and once for the backward. Partition functions repeat
-nodes that are marked by themselves, so nodes of the second run count as those of the first. Regions within a region run
+marked nodes without help, so nodes of the second run count as those of the first. Regions within a region run
 with it: their first runs within its second run are not regions of their own, but part of a second run.
 
 Invariant: what a generator draws in a position in which it has drawn before is what it drew there first; the generators

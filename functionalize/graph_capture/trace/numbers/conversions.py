@@ -28,7 +28,7 @@ from functionalize.transform.functions.numbers import Conversions
 
 _LOAD_GLOBAL, _LOAD_CONST, _EXTENDED_ARG = dis.opmap["LOAD_GLOBAL"], dis.opmap["LOAD_CONST"], dis.opmap["EXTENDED_ARG"]
 _NOP, _CACHE, _PUSH_NULL = dis.opmap["NOP"], dis.opmap.get("CACHE"), dis.opmap.get("PUSH_NULL")
-_SAYS_CALLS = sys.version_info >= (3, 11)  # the lowest bit of the argument says whether what is loaded is called
+_SAYS_CALLS = sys.version_info >= (3, 11)  # the lowest bit of the argument: whether the loaded value is called
 _NULL_IS_FIRST = sys.version_info < (3, 13)
 _LARGEST = 255  # argument of an instruction
 _PLAIN_CALLS = [name for name in ("PRECALL", "CALL", "CALL_FUNCTION") if name in dis.opmap]

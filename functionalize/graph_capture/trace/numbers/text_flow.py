@@ -16,8 +16,8 @@ from typing import Any
 
 from functionalize.python_state.code_names import instructions
 
-_METHODS_ARE_FLAGGED = sys.version_info >= (3, 12)  # the lowest bit of the argument says whether a method is loaded
-_NULLS_ARE_FLAGGED = sys.version_info >= (3, 11)  # the lowest bit says whether what is loaded is called
+_METHODS_ARE_FLAGGED = sys.version_info >= (3, 12)  # the lowest bit of the argument: whether a method is loaded
+_NULLS_ARE_FLAGGED = sys.version_info >= (3, 11)  # the lowest bit: whether the loaded value is called
 _IDLE = frozenset({"EXTENDED_ARG", "CACHE", "NOP", "PRECALL", "KW_NAMES", "RESUME"})
 _CALLS = frozenset({"CALL", "CALL_METHOD", "CALL_FUNCTION"})
 _FORMATS = {"FORMAT_SIMPLE": 1, "FORMAT_WITH_SPEC": 2, "CONVERT_VALUE": 1}
@@ -137,7 +137,7 @@ class TextFlow:
         return loaded.argval == "format" and isinstance(self._steps[callee - 1].argval, str)
 
     def _goes(self, place: int, kept: bool = False) -> bool:
-        """Whether what an instruction gives goes to sinks alone. ``kept``: it is in a container, for a log alone."""
+        """Whether the result of an instruction goes to sinks alone. ``kept``: it is in a container, for a log alone."""
         use = _use(self._steps, place)
         if use is None:
             return False
