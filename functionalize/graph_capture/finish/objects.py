@@ -58,7 +58,7 @@ class ObjectGraph:
         self._tracer = tracer
         self.handles: list[torch.Tensor] = []  # what the caller will get
         self._numbers: dict[int, int] = {}  # of these, by identity
-        self.symbols: list[Any] = []  # of the graph, which objects hold
+        self.symbols: list[Any] = []  # symbols of the graph in objects
         self._walked: Mapping[int, tuple[int, int]] = {}
         self._analyzed = False
         self._rebuilt: dict[int, bool] = {}  # of analyzed objects, whether a call rebuilds them
@@ -67,7 +67,7 @@ class ObjectGraph:
         self._reconstructions: dict[int, Reconstruction] = {}
         self._kept: list[Any] = []  # so that no identity is used again
         self._pending: list[tuple[list[Any], Sequence[Part], str]] = []
-        self.texts: Texts | None = None  # that the program keeps in logs
+        self.texts: Texts | None = None  # texts that the program keeps in logs
 
     def analyze(self, walked: Mapping[int, tuple[int, int]], substitutes: Collection[int], roots: Roots) -> None:
         """Find the objects that a call rebuilds.

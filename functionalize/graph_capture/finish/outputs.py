@@ -57,7 +57,7 @@ GRADIENTS = dict.fromkeys(MUTATIONS, OutputKind.GRADIENT_TO_PARAMETER) | {
 
 
 class GraphOutputs:
-    """The outputs of a graph, and what each is."""
+    """The outputs of a graph, with their specs."""
 
     def __init__(self) -> None:
         self.nodes: list[Any] = []

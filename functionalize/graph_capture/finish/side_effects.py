@@ -154,7 +154,7 @@ def _is_input(item: Any) -> bool:
 
 
 def _has_symbol(item: Any) -> bool:
-    if isinstance(item, list):  # which may hold itself
+    if isinstance(item, list):  # a list may hold itself
         return any(isinstance(inner, SYMBOLS) for inner in item)
     return isinstance(item, SYMBOLS) or (isinstance(item, tuple) and any(map(_has_symbol, item)))
 

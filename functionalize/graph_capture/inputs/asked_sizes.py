@@ -193,7 +193,7 @@ class AskedSizes:
         self._check_ends(granted)
 
     def _check_ends(self, granted: Any) -> None:
-        """The same, with all sizes at their ends."""
+        """Raise where the program does not support all sizes at their ends together."""
         variables = {name: variable for name, variable in self._variables.items() if variable.made is not None}
         lowest = {name: each.low for name, each in variables.items()}
         highest = {name: _LARGE[-1] if each.high is None else each.high for name, each in variables.items()}

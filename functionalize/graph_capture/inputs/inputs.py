@@ -358,7 +358,7 @@ def fresh_name(path: str, taken: set[str]) -> str:
     """A new name for a placeholder, written as ``torch.export`` writes it."""
     name = base = _identifier(path)
     count = 0
-    while name in taken or name == "self":  # which is the module, in the code of a graph
+    while name in taken or name == "self":  # `self` is the module in the code of a graph
         count += 1
         name = f"{base}_{count}"
     taken.add(name)

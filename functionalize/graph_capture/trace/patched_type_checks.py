@@ -79,7 +79,7 @@ class TypeChecks:
         @functools.wraps(compiled)
         def compile(*args: Any, **options: Any) -> Any:
             made = compiled(*args, **options)
-            if is_of_program(sys._getframe(2).f_code):  # the first is that of the replaced name
+            if is_of_program(sys._getframe(2).f_code):  # frame 1 is that of the replaced name
                 return made
 
             def called(*inputs: Any, **named: Any) -> Any:

@@ -95,7 +95,7 @@ class Provenance:
         def enter(module: torch.nn.Module, args: Any) -> None:
             if not torch.compiler.is_dynamo_compiling() and threading.get_ident() == thread:
                 self._running.append(self._with(module))
-                self._scopes.enter(sys._getframe(1))  # of the call of the module
+                self._scopes.enter(sys._getframe(1))  # the frame of the module's call
 
         def leave(module: torch.nn.Module, args: Any, output: Any) -> None:
             if not torch.compiler.is_dynamo_compiling() and threading.get_ident() == thread:

@@ -33,7 +33,10 @@ _NULL_IS_FIRST = sys.version_info < (3, 13)
 _LARGEST = 255  # argument of an instruction
 _PLAIN_CALLS = [name for name in ("PRECALL", "CALL", "CALL_FUNCTION") if name in dis.opmap]
 _OF_CONSTANTS = [bytes([_LOAD_CONST, dis.opmap[name]]) for name in _PLAIN_CALLS]
-_OF_TORCH = ("torch.nn.modules.batchnorm", "torch.optim.lr_scheduler")  # whose numbers only flow into arithmetic
+_OF_TORCH = (
+    "torch.nn.modules.batchnorm",
+    "torch.optim.lr_scheduler",
+)  # modules whose numbers only flow into arithmetic
 
 
 def _float(value: Any = 0.0, /) -> Any:
@@ -133,7 +136,7 @@ def _conversions(code: types.CodeType, names: frozenset[str]) -> Iterator[tuple[
 
     For each place: the first byte and the one behind the last, the name, and whether the loaded value is called.
     """
-    if names.isdisjoint(code.co_names):  # as of most code: reading its steps takes long
+    if names.isdisjoint(code.co_names):  # as for most code: reading its steps takes long
         return
     steps, before = code.co_code, ""
     starts = [at for at in range(0, len(steps), 2) if steps[at] != _CACHE]
