@@ -1,10 +1,10 @@
-"""Operators by torch's own Python functions, which read their arguments in less time than what calls any operator does.
+"""Calls operators by torch's own Python functions, which parse their arguments faster than the general operator call.
 
-Which function it is that calls an operator is not written down anywhere. So it is tried: each that has the operator's
-name is called with substitutes, and taken where it comes to that very operator, with those very arguments.
+No table says which function calls an operator. So candidates are tried: each function with the operator's name is
+called with substitutes, and taken if it calls that very operator with the same arguments.
 
-Invariant: what is bound calls the operators that the graph names. Limits: torch's functions ask function modes and
-subclasses first, so there are to be none; operators that give lists keep their own way.
+Invariant: a bound graph calls the operators that the graph names. Limits: torch's functions consult function modes and
+tensor subclasses first, so neither may be present; operators that return lists are called as before.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SUBSTITUTES = [((), torch.float32), ((), torch.int64), ((1,), torch.float32)]
 
 
 def bound(call: Callable[..., Any], inputs: Iterable[Any]) -> Callable[..., Any]:
-    """A graph's ``forward``, its operators called by torch's functions where there are such, for such inputs."""
+    """A graph's ``forward`` that calls operators by torch's functions where these exist, for inputs like ``inputs``."""
     module = getattr(call, "__self__", None)
     if not isinstance(module, GraphModule) or has_torch_function((*inputs, *_constants(module))):
         return call
@@ -57,7 +57,7 @@ def _binding(node: Node) -> Callable[..., Any] | None:
 def _comes_to(
     function: Callable[..., Any], op: OpOverload, node: Node, size: Sequence[int], dtype: torch.dtype
 ) -> bool:
-    """Whether a function, called as a node's operator is, calls that with the same arguments."""
+    """Whether a function, called as a node's operator is, calls this operator with the same arguments."""
     made = dict[Node, torch.Tensor]()
 
     def substitute(argument: Node) -> torch.Tensor:
@@ -92,7 +92,7 @@ class _StoppingMode(TorchDispatchMode):
 
 
 def _by_name(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """All arguments of an operator."""
+    """All arguments of an operator, defaults included."""
     declared = op._schema.arguments
     passed = dict(zip((argument.name for argument in declared), args, strict=False)) | kwargs
     return {argument.name: passed.get(argument.name, argument.default_value) for argument in declared}

@@ -1,7 +1,7 @@
-"""What a program's graph gives in a call, before anything is written, and what autograd knows of it.
+"""Computes the results of a program's graph in a call, before anything is written, and tells autograd of them.
 
-Takes the inputs of a call and gives :class:`Computed`. Each computation is made once for a program: captured programs
-and compiled Dynamo graphs have the same.
+Takes the inputs of a call and gives :class:`Computed`. A program has one computation, made once, and captured programs
+and compiled Dynamo graphs share these classes.
 
 Invariant: a call computes by the graph alone; whatever is refused is refused before a computation returns.
 """
@@ -26,31 +26,31 @@ from functionalize.runtime.metadata import AliasKind, BaseResult, OutputAlias, P
 
 @dataclass(frozen=True, eq=False)
 class Computed:
-    """What a program's graph gave."""
+    """The results of a program's graph."""
 
     results: Sequence[Any]  # by position among the graph's outputs; None: not computed
-    # By position among the program's bases: the values of those that are no results.
+    # By position among the program's bases: the values of bases that are not results.
     bases: Mapping[int, Any] = field(default_factory=dict)
     refusals: Sequence[GradientRefusal] = ()
 
     def with_autograd(self) -> Sequence[Any]:
-        """The results as autograd is to know them, once the leaves among the inputs have their new metadata."""
+        """The results with their gradient refusals, once the leaves among the inputs have their new metadata."""
         return functools.reduce(lambda results, refusal: refusal.attached(results), self.refusals, self.results)
 
 
 @dataclass(frozen=True, eq=False)
 class GradientRefusal:
-    """Results that are to require gradients, of a graph which autograd did not see: a backward raises the reason.
+    """Results that must require gradients, of a graph that autograd did not record: a backward raises the reason.
 
-    Without a reason they require gradients of leaves that the program made itself and kept: nobody gets any.
+    Without a reason, they require gradients only for leaves that the program made and kept: no input gets a gradient.
     """
 
     reason: Exception | None
     positions: Sequence[int]
-    sources: Sequence[torch.Tensor]  # what they were computed from
+    sources: Sequence[torch.Tensor]  # the tensors that they were computed from
 
     def attached(self, results: Sequence[Any]) -> Sequence[Any]:
-        """All results, these with the backward that raises."""
+        """All results; these have the backward that raises."""
         values = [results[position] for position in self.positions]
         attached = dict(zip(self.positions, _undifferentiable(self.reason, values, self.sources), strict=True))
         return [attached.get(position, result) for position, result in enumerate(results)]
@@ -58,10 +58,10 @@ class GradientRefusal:
 
 @dataclass(frozen=True, eq=False)
 class GraphComputation:
-    """A graph that autograd does not follow.
+    """A graph that autograd does not record.
 
-    ``positions``: which of the program's results it gives, if not all; ``reason``: why it has no backward, raised by
-    those who ask for gradients.
+    ``positions``: the results of the program that it gives; None: all. ``reason``: why it has no backward, which a
+    backward raises.
     """
 
     metadata: ProgramMetadata
@@ -70,10 +70,10 @@ class GraphComputation:
     reason: Exception | None = None
 
     def __call__(self, inputs: Sequence[Any]) -> Computed:
-        """What the graph gives.
+        """The results of the graph.
 
         Raises:
-            UnsupportedMutationError: the reason, where autograd must know of the writes to inputs.
+            UnsupportedMutationError: the reason, if autograd must record the writes to inputs.
         """
         metadata, reason = self.metadata, self.reason
         if isinstance(reason, UnsupportedMutationError) and any(m.differentiable for m in metadata.mutations):
@@ -82,9 +82,9 @@ class GraphComputation:
         workspaces = torch.enable_grad() if metadata.graph.keeps_workspaces else contextlib.nullcontext()
         hidden = torch.no_grad() if reason is not None else contextlib.nullcontext()
         with hidden, BelowVersions(), workspaces:
-            given = called(self.function, taken)
+            values = called(self.function, taken)
         positions = range(metadata.graph.outputs) if self.positions is None else self.positions
-        results = _by_position(given, positions, metadata.graph.outputs)
+        results = _by_position(values, positions, metadata.graph.outputs)
         if reason is None:
             if not torch.is_grad_enabled():
                 return Computed(results)
@@ -94,14 +94,14 @@ class GraphComputation:
 
 @dataclass(frozen=True, eq=False)
 class DifferentiableComputation:
-    """A graph with the captured backward as its derivative; ``refused``: results without one, and why."""
+    """A graph with the captured backward as its derivative; ``refused``: results without a derivative, and why."""
 
     metadata: ProgramMetadata
     orders: Orders
     refused: Mapping[int, Exception] = field(default_factory=dict)
 
     def __call__(self, inputs: Sequence[Any]) -> Computed:
-        """What the graph gives, known to autograd."""
+        """The results of the graph, recorded by autograd."""
         orders, joint = self.orders, self.orders.first.joint
         taken = [inputs[number] for number in self.metadata.taken]
         outputs = differentiable_call(orders, taken, () if orders.sizes_of is None else orders.sizes_of(inputs))
@@ -124,7 +124,7 @@ def _by_position(values: Sequence[Any], positions: Sequence[int], count: int) ->
 def _refusals(
     metadata: ProgramMetadata, results: Sequence[Any], reason: Exception | None, inputs: Sequence[Any]
 ) -> Sequence[GradientRefusal]:
-    """The results of a call that are to require gradients, and have none; nothing where no result is to."""
+    """The refusal for results that must require gradients but have no backward; empty if no result must."""
     described: list[OutputAlias | BaseResult] = [*metadata.bases]
     described += [alias for alias in metadata.outputs if _has_own_gradient(alias, metadata.bases)]
     requiring = {item.result for item in described if item.requires_grad and item.result is not None}
@@ -134,7 +134,7 @@ def _refusals(
         return ()
     if reason is None:
         return (GradientRefusal(None, positions, [torch.empty(0, requires_grad=True)]),)
-    # Autograd holds a leaf with the size that it has then, and others with the history that they have then.
+    # Autograd saves a leaf with its size at this moment, and other tensors with their history at this moment.
     moved = [inputs[m.input] for m in metadata.mutations if m.metadata and not m.detached]
     leaves = {id(tensor) for tensor in moved if tensor.is_leaf}
     sources = [value for value in inputs if isinstance(value, torch.Tensor) and value.requires_grad]
@@ -152,6 +152,6 @@ def _undifferentiable(
 
 
 def _has_own_gradient(alias: OutputAlias, bases: Sequence[BaseResult]) -> bool:
-    """Whether an output has the gradient of its result: no joint graph gives the values of further bases here."""
+    """Whether an output has the gradient of its result: bases that are not results have no values here."""
     unbased = alias.base is not None and bases[alias.base].result is None
     return alias.kind is AliasKind.RESULT or alias.own_gradient or unbased

@@ -1,10 +1,10 @@
-"""A call of a program that returns its graph's results as they come: no view of an input, no object, no new gradient.
+"""Fast calls of a program that returns its graph's results unchanged: no view of an input, no object, no new gradient.
 
-Most programs are such. What a call otherwise decides step by step is written down after a first call as one function,
-from the arguments to what the program returns; it compares what the graph gives with what it gave then.
+Most programs do. After a first call, one generated function goes from the arguments to what the program returns,
+without the steps of a general call. It checks that the graph's results have the layouts of that first call.
 
-Invariant: it does what the guards and the stages of a call do. Limits: calls that autograd does not follow, with
-arguments that are tensors and plain values; others take the long way.
+Invariant: it does what the guards and the stages of a call do. Limits: calls that autograd does not record, with
+arguments that are tensors and plain values; other calls take the general path.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ from functionalize.runtime.guards.compiled import FunctionWriter, items_of
 from functionalize.runtime.guards.guard import FastCode
 from functionalize.runtime.metadata import AliasKind, InputMutation, ProgramMetadata
 
-CallFunction = Callable[[Sequence[Any], dict[str, Any]], Any]  # what a program returns; None: take the long way
+CallFunction = Callable[[Sequence[Any], dict[str, Any]], Any]  # what a program returns; None: take the general path
 _copy = torch.ops.aten.copy_.default._op
 
 
 @dataclass(frozen=True, eq=False)
 class FastCall:
-    """What a plain call is made of."""
+    """The parts of which the function for fast calls is made."""
 
     metadata: ProgramMetadata
     convention: CallingConvention
     function: Callable[..., Any]  # the graph
-    may_fail: bool  # whether it has written nothing where an operator raises, and the program is to be run then
+    may_fail: bool  # whether an operator may raise, with nothing written: the general path then runs the program
     assemble: Callable[[Sequence[Any]], Any]  # from leaves to what the program returns
-    otherwise: Callable[[list[Any], Sequence[Any]], Any]  # the same from inputs and results with other layouts
+    general: Callable[[list[Any], Sequence[Any]], Any]  # the same for results with other layouts
 
     def call(
         self, guards: FastCode, inputs: Sequence[Any], results: Sequence[Any], leaves: Sequence[Any]
     ) -> CallFunction | None:
-        """The function; ``inputs``, ``results``, ``leaves``: of a call that passed, its graph and what it returned.
+        """The function, made from the ``inputs``, the graph's ``results`` and the returned ``leaves`` of one call.
 
-        None where a call does more than that.
+        None if a call does more than that.
         """
         returned = self._returned(results, leaves)
         if not returned or guards.needs_arguments or not guards.is_flat:
@@ -71,7 +71,7 @@ class FastCall:
         return call
 
     def _returned(self, results: Sequence[Any], leaves: Sequence[Any]) -> list[int]:
-        """Which of the graph's results the program returns, as they are; none where it does more."""
+        """The results of the graph that the program returns unchanged; empty if it does more."""
         metadata = self.metadata
         others = (
             metadata.bases,
@@ -93,17 +93,17 @@ class FastCall:
     def _names(self, inputs: Sequence[Any], returned: Sequence[torch.Tensor]) -> dict[str, Any]:
         sizes: list[Any] = [list(result.size()) for result in returned]
         strides: list[Any] = [list(result.stride()) for result in returned]
-        function = bound(self.function, inputs)  # no function mode is on, which was compared
+        function = bound(self.function, inputs)  # the guards have checked that no function mode is on
         guards = TensorGuards(*returned, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
         return {
-            # Whether some autocast is on was compared.
+            # The guards have checked whether autocast is on.
             "graph": (lambda *inputs: called(function, inputs)) if any_autocast() else function,
             "unseen": BelowVersions,
             "copy": _copy,
             "count": count_writes,
             "alike": guards.check,
             "assemble": self.assemble,
-            "otherwise": self.otherwise,
+            "general": self.general,
         }
 
     def _lines(self, returned: Sequence[int]) -> list[str]:
@@ -114,7 +114,7 @@ class FastCall:
             *(["try:"] if self.may_fail else []),
             f"{'    ' if self.may_fail else ''}with unseen(): results = graph({taken})",
             *(["except Exception: return None"] if self.may_fail else []),
-            f"if not alike({leaves}): return otherwise(inputs, results)",
+            f"if not alike({leaves}): return general(inputs, results)",
             *(["with unseen():"] if copies else []),
             *(f"    if inputs[{n}] is not results[{k}]: copy(inputs[{n}], results[{k}])" for k, n in copies),
             *(f"count(inputs[{n}], {count})" for n, count in self.metadata.versions.items()),
@@ -128,6 +128,6 @@ def _is_returned(result: Any, leaf: Any) -> bool:
 
 
 def _is_plain(mutation: InputMutation) -> bool:
-    """Whether an input is written as a whole, and nothing else is done to it."""
-    otherwise = mutation.metadata or mutation.after or mutation.layout is not None or mutation.differentiable
-    return not otherwise and not any(write.path for write in mutation.writes)
+    """Whether a mutation only writes an input as a whole."""
+    does_more = mutation.metadata or mutation.after or mutation.layout is not None or mutation.differentiable
+    return not does_more and not any(write.path for write in mutation.writes)

@@ -1,10 +1,10 @@
-"""How a call of a program ends: write back what its graph gave, give the outputs the aliasing of the original.
+"""Ends a call of a program: writes back the results of its graph, and gives outputs the aliasing of the original.
 
-Captured programs and compiled Dynamo graphs run through here alike.
+Captured programs and compiled Dynamo graphs both end here.
 
 Invariant: nothing is refused from here on. An output is the caller's own tensor, or a view of it, exactly where the
 original returns that.
-Limits: outputs that share a storage which neither an input nor a single output has are copied into one.
+Limits: if outputs share a storage that no input has and no single output covers, they are copied into a new one.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ from functionalize.runtime.metadata import (
 
 aten = torch.ops.aten
 _OF_INPUTS = (AliasKind.VIEW_OF_INPUT, AliasKind.VIEW_OF_OLD_STORAGE, AliasKind.VIEW_OF_NEW_STORAGE)
-# From a call's inputs, the objects of the program's state and those of its arguments, and what the graph gave, to the
-# leaves that the program returns.
+# From a call's inputs, the walks over the program's state and over its arguments, and the results of the graph, to the
+# leaves of what the program returns.
 Finish = Callable[[Sequence[Any], Sequence[Walked], Computed], list[Any]]
 
 
 def finishing(metadata: ProgramMetadata) -> Finish:
-    """How calls of a program end: write back, leave gradients and side effects, give the leaves that it returns.
+    """A function that ends calls: it writes back, leaves gradients and side effects, and gives the returned leaves.
 
-    By those stages that the program needs.
+    It has only the stages that the program needs.
     """
     needed = {
         CallFinalizer.write_back: metadata.mutations,
@@ -79,7 +79,7 @@ def finishing(metadata: ProgramMetadata) -> Finish:
 
 
 def _is_moved(mutation: InputMutation) -> bool:
-    """Whether an input gets other metadata or loses its history, or other memory than its own is written."""
+    """Whether an input gets new metadata or loses its history, or memory of its storage outside it is written."""
     return bool(mutation.metadata) or mutation.layout is not None or mutation.detached
 
 
@@ -88,7 +88,7 @@ def _write_mode(mutation: InputMutation) -> AbstractContextManager[Any]:
 
 
 class CallFinalizer:
-    """What one call does with the results of its graph."""
+    """The end of one call, from the results of its graph."""
 
     def __init__(
         self, metadata: ProgramMetadata, inputs: Sequence[Any], states: Sequence[Walked], computed: Computed
@@ -96,18 +96,18 @@ class CallFinalizer:
         self._metadata, self._inputs, self._states, self._computed = metadata, inputs, states, computed
         self.results = computed.results
         self._symbols = metadata.symbols.bind(inputs, self.results)
-        self._targets: dict[int, torch.Tensor] = {}  # what mutations write to, if not to their input as it is
-        # Tensors that keep the storages of inputs which are about to leave them, or have writes beyond themselves.
+        self._targets: dict[int, torch.Tensor] = {}  # by mutation: the tensor that it writes to, if not its input
+        # Tensors that keep the storages of inputs that get other storages, or whose storages are written outside them.
         self._originals: dict[int, torch.Tensor] = (
             {mutation.input: inputs[mutation.input].detach() for mutation in metadata.mutations}
             if metadata.moves_storages
             else {}
         )
         self._made: dict[int, torch.Tensor] = {}
-        self._based: dict[int, torch.Tensor] = {}  # the bases that were used, laid out
+        self._based: dict[int, torch.Tensor] = {}  # the bases in use, with their layouts
 
     def move_inputs(self, moved: Sequence[int]) -> None:
-        """Have the caller's tensors get the metadata that the program gave to its inputs; by number of mutation."""
+        """Give the caller's tensors the metadata that the program gave its inputs; ``moved``: numbers of mutations."""
         for number in moved:
             mutation = self._metadata.mutations[number]
             with _write_mode(mutation):
@@ -122,18 +122,20 @@ class CallFinalizer:
         if mutation.detached:
             target.detach_()
         for op, args in mutation.metadata:
-            given = list(map(self._argument, args))
-            if op is aten.set_.source_Tensor and given[0].dtype != target.dtype:  # of its size, that would be more
-                given[0] = given[0].detach().as_strided((0,), (1,), 0)
-            if op is aten.as_strided_.default:  # of memory that it was set to, and that the program has let grow
-                size, stride, *offset = given
+            values = list(map(self._argument, args))
+            if (
+                op is aten.set_.source_Tensor and values[0].dtype != target.dtype
+            ):  # the same size would need more memory
+                values[0] = values[0].detach().as_strided((0,), (1,), 0)
+            if op is aten.as_strided_.default:  # the program has grown the storage that it was set to
+                size, stride, *offset = values
                 now = Layout.of(target)
                 make_room(target, replace(now, size=tuple(size), stride=tuple(stride), offset=(*offset, now.offset)[0]))
-            op(target, *given)
+            op(target, *values)
         return target
 
     def write_back(self) -> None:
-        """Do to the caller's tensors what the program wrote to its inputs."""
+        """Write to the caller's tensors what the program wrote to its inputs."""
         for number, mutation in enumerate(self._metadata.mutations):
             target: torch.Tensor = self._targets.get(number, self._inputs[mutation.input])
             with _write_mode(mutation):
@@ -149,17 +151,17 @@ class CallFinalizer:
                     target.data = _remade(target, inference=True)
 
     def count_versions(self) -> None:
-        """Have the versions of inputs grow as the program's own writes have them grow."""
+        """Grow the versions of inputs as the program's own writes grow them."""
         for number, count in self._metadata.uncounted_writes.items():
             count_writes(self._inputs[number], count)
 
     def leave_gradients(self) -> None:
-        """Leave inputs the gradients that the program leaves them."""
+        """Give inputs the gradients that the program gives them."""
         for number, gradient in self._metadata.gradients.items():
             leave_gradient(self._inputs[number], None if gradient is None else self.tensor(gradient))
 
     def end_gradients(self) -> None:
-        """Have inputs require gradients no more; a leaf may be a view, which nobody may detach in its place."""
+        """Stop inputs from requiring gradients; a leaf may be a view, which cannot be detached in place."""
         for number, requires in self._metadata.requiring:
             tensor = self._inputs[number]
             if not requires and tensor.is_leaf:
@@ -168,11 +170,11 @@ class CallFinalizer:
                 tensor.detach_()
 
     def leave_in_objects(self) -> None:
-        """Leave in objects, and print, what the program does."""
+        """Change objects, and print, as the program does."""
         self._metadata.left.apply(self._states, self._maker)
 
     def leaves(self) -> list[Any]:
-        """What the program returns."""
+        """The leaves of what the program returns."""
         parts = self._metadata.results
         return [self.tensor(part.number) if type(part) is TensorRef else self._maker.make(part) for part in parts]
 
@@ -181,7 +183,7 @@ class CallFinalizer:
         return Maker(self._states, self.tensor, self._computed.results, self._metadata.graph.numbers)
 
     def _argument(self, argument: Any) -> Any:
-        """What a call has for an argument of an op on an input: tensors, sizes, lists of sizes."""
+        """The value in this call of an argument of an op on an input: tensors, sizes, lists of sizes."""
         if isinstance(argument, (list, tuple)):
             return [self._argument(item) for item in argument]
         if isinstance(argument, InputRef):
@@ -192,13 +194,13 @@ class CallFinalizer:
         return self._symbols.number(argument)
 
     def tensor(self, number: int) -> torch.Tensor:
-        """The tensor of a number that the caller gets: one object, however often it is asked for."""
+        """The tensor of a number that the caller gets: the same object each time."""
         if number not in self._made:
             alias = self._metadata.outputs[number]
             if alias.kind is AliasKind.SHARED or (alias.base is not None and self._base(alias.base) is None):
                 made = self._shared(alias.group)
             else:
-                off = alias.requires_grad and not torch.is_grad_enabled()  # where the program had them on
+                off = alias.requires_grad and not torch.is_grad_enabled()  # the program had gradients on
                 with torch.enable_grad() if off else nullcontext():
                     made = {number: self._tensor(alias)}
             self._made |= made
@@ -209,7 +211,7 @@ class CallFinalizer:
         return self._made[number]
 
     def _finished(self, alias: OutputAlias, made: torch.Tensor) -> torch.Tensor:
-        """An output in its memory, with the gradient of the graph's result where it has that; a leaf as one."""
+        """An output in its memory: with the gradient of the graph's result if it has that, and a leaf if it is one."""
         if alias.leaf is not None:
             value = self._as_in_mode(alias, made if alias.requires_grad else made.detach())
             with torch.inference_mode() if value.is_inference() else nullcontext():
@@ -220,7 +222,7 @@ class CallFinalizer:
         return self._as_in_mode(alias, made)
 
     def _as_in_mode(self, alias: OutputAlias, made: torch.Tensor) -> torch.Tensor:
-        """An inference tensor where the program's is one, in the same memory, and none where not."""
+        """A tensor in the same memory that is an inference tensor exactly if the program's is one."""
         mode, wanted = torch.is_inference_mode_enabled(), alias.inference
         if not (mode or wanted) or alias.kind is AliasKind.INPUT or made.layout is not torch.strided:
             return made
@@ -239,7 +241,7 @@ class CallFinalizer:
             made = self._of_base(alias)
         else:
             layout = self._layout(alias.layout)
-            made = self._laid_out(with_own_bits(self._result(alias), layout), layout)
+            made = self._with_layout(with_own_bits(self._result(alias), layout), layout)
         finished = alias.leaf is None and not (alias.own_gradient or alias.inference)
         return made if finished and not torch.is_inference_mode_enabled() else self._finished(alias, made)
 
@@ -247,7 +249,7 @@ class CallFinalizer:
         """A layout in this call."""
         return layout if layout.static else self._symbols.layout(layout)
 
-    def _laid_out(self, value: torch.Tensor, layout: Layout) -> torch.Tensor:
+    def _with_layout(self, value: torch.Tensor, layout: Layout) -> torch.Tensor:
         if value.layout is torch.strided and value.stride() == layout.stride:
             return value
         made = with_layout(value, layout)
@@ -259,7 +261,7 @@ class CallFinalizer:
         return result
 
     def _base(self, number: int) -> Any:
-        """The value of a base; None where the graph that was run does not give it."""
+        """The value of a base; None if the graph that ran does not compute it."""
         described = self._metadata.bases[number]
         return self._computed.bases.get(number) if described.result is None else self.results[described.result]
 
@@ -270,7 +272,7 @@ class CallFinalizer:
         if not (layout.static and base_layout.static):
             return self._result(alias)
         if alias.base not in self._based:
-            self._based[alias.base] = self._laid_out(self._base(alias.base), base_layout)
+            self._based[alias.base] = self._with_layout(self._base(alias.base), base_layout)
         base = self._based[alias.base]
         if alias.result is not None and alias.result == described.result:
             return base
@@ -291,7 +293,7 @@ class CallFinalizer:
         return _view_at(tensor, alias, base, layout)
 
     def _shared(self, group: int | None) -> dict[int, torch.Tensor]:
-        """Outputs that share a storage, by number: copied to their places in one."""
+        """The outputs of a group, by number, copied to their places in one storage."""
         members = [(number, alias) for number, alias in enumerate(self._metadata.outputs) if alias.group == group]
         layouts = [self._layout(alias.layout) for _, alias in members]
         values = [self._result(alias) for _, alias in members]
@@ -311,7 +313,7 @@ class CallFinalizer:
 
 
 def _view_at(tensor: torch.Tensor, alias: OutputAlias, base: Layout, layout: Layout) -> torch.Tensor:
-    """An output that is a view of a tensor: of a detached one where the original's output has no gradient."""
+    """An output that is a view of a tensor, which is detached first if the original's output has no gradient."""
     seen = tensor if alias.requires_grad or not tensor.requires_grad else tensor.detach()
     if alias.creation is None:
         return view_at(seen, base, layout)
@@ -322,7 +324,7 @@ def _view_at(tensor: torch.Tensor, alias: OutputAlias, base: Layout, layout: Lay
 
 
 def _remade(tensor: torch.Tensor, inference: bool) -> torch.Tensor:
-    """A tensor in the same place of the same memory that is an inference tensor, or none."""
+    """A tensor with the same memory and layout that is an inference tensor, or a normal one."""
     layout = Layout.of(tensor)
     with torch.inference_mode(inference):
         return with_lazy_bits(tensor_at(tensor.untyped_storage(), layout), layout)

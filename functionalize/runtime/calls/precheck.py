@@ -1,4 +1,4 @@
-"""Decisions by numbers among a program's inputs alone: checked before the graph computes anything."""
+"""Checks decisions that depend only on numbers among a program's inputs, before the graph computes anything."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from functionalize.runtime.random_state import source_of
 def precheck_of(
     graph: Graph, root: torch.nn.Module, metadata: ProgramMetadata
 ) -> Callable[[Sequence[Any]], None] | None:
-    """What checks a graph's decisions by its inputs that are numbers; None where it branches on other data, too."""
+    """A function that checks a graph's decisions on inputs that are numbers; None if it branches on other data too."""
     results: Any = graph.output_node().args[0]
     decisions = metadata.graph.decisions
     wanted = [results[decision.output] for decision in decisions]

@@ -1,7 +1,7 @@
-"""A captured program: its graph, the account of its writes, and a call that does what the original does.
+"""A captured program: its graph, the history of its writes, and a call that does what the original does.
 
-Invariant: a program holds neither its example inputs nor what traced it. Limits: calls that the guards do not
-allow are refused, or captured again.
+Invariant: a program holds neither its example inputs nor its tracer. Limits: calls that the guards do not allow are
+refused, or captured again.
 """
 
 from __future__ import annotations
@@ -104,14 +104,14 @@ class CapturedProgram(Exports):
     ) -> None:
         """``recapture``: captures the same program for other inputs, or for a derivative of some order.
 
-        ``original``: what was captured; ``is_exporting``: whether it ran as when torch exports it.
+        ``original``: the program; ``is_exporting``: whether the capture ran it as torch's export does.
         """
         self.is_exporting, self.remove, self.original = is_exporting, remove, original
         self._specializations = Specializations(
             capture, recapture, partition_fn, on_guard_failure=on_guard_failure, cache_size=cache_size
         )
         self._convention = capture.convention
-        self._others: dict[Any, CapturedProgram] = {}  # by how many arguments they have, and by what names
+        self._others: dict[Any, CapturedProgram] = {}  # by the number and the names of their arguments
 
     @property
     def graph(self) -> Graph:
@@ -135,8 +135,8 @@ class CapturedProgram(Exports):
     def mutations(self) -> list[Mutation]:
         """Every write to an input or to state."""
         return [
-            Mutation(kind, target, write.view.region, write.op, str(write.origin.inside))
-            for kind, target, base in self._recorded.written
+            Mutation(output_kind, target, write.view.region, write.op, str(write.origin.inside))
+            for output_kind, target, base in self._recorded.written
             for write in self._recorded.historian.writes_of(base)
         ]
 
@@ -152,12 +152,12 @@ class CapturedProgram(Exports):
 
     @property
     def specialization(self) -> Specialization:
-        """All that the capture for the example inputs gave: what a backend makes its program of."""
+        """The specialization for the example inputs, which a backend converts."""
         return self._specializations.first
 
     @property
     def guards(self) -> list[Guard]:
-        """What the graph takes for granted of a call; print it line by line.
+        """What the graph assumes of a call; print it line by line.
 
         Example:
             >>> import torch
@@ -170,7 +170,7 @@ class CapturedProgram(Exports):
 
     @property
     def sizes(self) -> list[Size]:
-        """The sizes that may differ from call to call, each with its bounds; none without ``dynamic_shapes``.
+        """The sizes that may differ from call to call, each with its bounds; empty without ``dynamic_shapes``.
 
         Example:
             >>> import torch
@@ -183,7 +183,7 @@ class CapturedProgram(Exports):
 
     @property
     def variants(self) -> list[Variant]:
-        """The ways that the program goes by the data of its calls so far, in the order of their capture.
+        """The variants for the branches that calls have taken so far, in the order of their capture.
 
         Example:
             >>> import torch
@@ -200,30 +200,30 @@ class CapturedProgram(Exports):
 
     @property
     def inputs(self) -> list[GraphInput]:
-        """What the graph takes, in order."""
+        """The inputs of the graph, in order."""
         return [self._metadata.inputs[number] for number in self._metadata.taken]
 
     @property
     def state(self) -> dict[str, torch.Tensor]:
-        """The tensors that the graph takes besides the user's, by the names of its inputs: state and constants."""
+        """The state and the constants that the graph takes, by the names of its inputs."""
         values = {e.name: e.constant if e.slot is None else e.slot.get() for e in self.inputs if e.argument is None}
         return {name: value.detach() for name, value in values.items() if isinstance(value, torch.Tensor)}
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Compute, write back, and return what the original does.
 
-        Other grad modes, and other inputs that require gradients, are captured again, and the result is kept; so is
-        Python state that leaves the graph as it is. What else differs is refused, or captured with
-        ``on_guard_failure="recapture"``. While another program is captured, this one is its original.
+        For another grad mode, other inputs that require gradients, or Python state that leaves the graph as it is, the
+        program is captured again, and the capture is kept. Other differences are refused, or captured with
+        ``on_guard_failure="recapture"``. While another program is captured, a call runs the original.
 
         Raises:
-            InputMismatchError: the inputs, or the modes of torch, are not such as the program was captured for.
+            InputMismatchError: the program was captured for other inputs, or other modes of torch.
             RuntimeError: inside of ``torch.func.grad``, ``vmap`` or ``jvp``, which would not see through the call.
         """
         returned = self._specializations.kept[0].fast_call(args, kwargs)
         if returned is not None:
             return returned
-        if CAPTURES.running:  # it is a part of what is captured
+        if CAPTURES.running:  # this program is a part of the captured one
             return self.original(*args, **kwargs)
         if in_functorch_transform() is not None or in_forward_ad():
             raise CALLED_IN_TRANSFORM.error()
@@ -239,7 +239,7 @@ class CapturedProgram(Exports):
             except Exception as error:
                 if in_words(error):
                     raise
-                reason = error  # an operator's, for these inputs: eager may say it in other words
+                reason = error  # an operator's error for these inputs, which eager may raise with another message
         if chosen is None:
             return self._as_it_is(arguments, reason)
         try:
@@ -249,7 +249,7 @@ class CapturedProgram(Exports):
         return self._run_another(chosen.specialization, answers, arguments)
 
     def _called_so(self, args: Sequence[Any], kwargs: dict[str, Any]) -> CapturedProgram:
-        """The program as it was captured for so many arguments, by these names."""
+        """The program as it was captured for this number of arguments, with these names."""
         key = len(args), *sorted(kwargs), self._convention.collected(kwargs)
         kept = self._specializations
         with CAPTURING:
@@ -261,7 +261,7 @@ class CapturedProgram(Exports):
         return other
 
     def _made_of(self, capture: Capture, **how: Any) -> CapturedProgram:
-        """A program of another capture."""
+        """A program made of another capture."""
         specializations = self._specializations
         own = {"remove": self.remove, "recapture": specializations.recapture, "original": self.original}
         return CapturedProgram(capture, **{**own, "partition_fn": specializations.partition_fn, **how})
@@ -285,30 +285,30 @@ class CapturedProgram(Exports):
         raise PROGRAM_COPIED.error()
 
     def _as_it_is(self, arguments: CallArguments, reason: Exception) -> Any:
-        """What the original does, which could not be captured for a call: it mostly raises, and in eager's words."""
+        """Run the original, which could not be captured for a call: it mostly raises, with eager's message."""
         returned = self.original(*arguments.args, **arguments.kwargs)
         warnings.warn(FAKES_NOT_ACCEPTED.error(reason=reason), stacklevel=3)
         return returned
 
     def _run_another(self, chosen: Specialization, answers: Answers, arguments: CallArguments) -> Any:
         """The result of a call that takes another branch than the captured programs."""
-        tried, answers_by_kind = [chosen], {chosen.kind: answers}  # those of one kind say nothing of another one's
-        specializations, kind = self._specializations, chosen.kind
+        tried, answers_by_kind = [chosen], {chosen.kind: answers}  # one kind's say nothing of another's
+        specializations, call_kind = self._specializations, chosen.kind
         while True:
             with CAPTURING:
                 agreeing = specializations.agreeing(tried, answers_by_kind, arguments)
                 if agreeing is not None:
                     tried.append(agreeing.specialization)
-                elif specializations.are_too_many_floats(kind, answers_by_kind[kind]):
+                elif specializations.are_too_many_floats(call_kind, answers_by_kind[call_kind]):
                     break
-                another = specializations.another(agreeing, kind, answers_by_kind[kind], arguments)
-            if another is None:  # this way leads to an error of the program's, and perhaps writes before it
+                another = specializations.another(agreeing, call_kind, answers_by_kind[call_kind], arguments)
+            if another is None:  # the program itself raises on this branch, perhaps after writes
                 return self.original(*arguments.args, **arguments.kwargs)
-            chosen, kind = another.specialization, another.specialization.kind
+            chosen, call_kind = another.specialization, another.specialization.kind
             try:
                 return chosen.run(another.inputs, arguments)
             except Diverged as error:
-                answers_by_kind[kind] = error.answers
+                answers_by_kind[call_kind] = error.answers
             tried.append(chosen)
         return self._as_written(arguments)
 
@@ -319,17 +319,17 @@ class CapturedProgram(Exports):
 
     @property
     def current(self) -> Specialization:
-        """What ran the last call; before the first, what was captured first."""
+        """The specialization that ran the last call; before a first call, the first specialization."""
         return self._specializations.kept[0]
 
     def as_called_now(self, args: Sequence[Any], kwargs: dict[str, Any]) -> CapturedProgram:
-        """The program that a call would run now, by itself: this one where it is the first; for example arguments.
+        """The program that a call with arguments like these examples would run now; itself if that is the first one.
 
-        What has changed since the last call (a module's mode, a number, state that a call made) is followed or refused
-        as a call does.
+        Changes since the last call (a module's mode, a number, state that a call made) are followed or refused as in a
+        call.
 
         Raises:
-            InputMismatchError: such a call would be refused.
+            InputMismatchError: a call would be refused.
         """
         arguments = self._convention.arguments(args, kwargs)
         arguments.are_examples = True
@@ -340,20 +340,20 @@ class CapturedProgram(Exports):
         return self if chosen is self.specialization else self._made_of(chosen.capture)
 
     def captured_like(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Specialization:
-        """The program as it is for other arguments, or with the state that there is now; it is not kept.
+        """The program captured for other arguments, or with the current state; the capture is not kept.
 
-        Without its backward, as all that is captured to be exported.
+        It has no backward, as every capture for an export.
         """
         return self._specializations.captured(self._convention.arguments(args, kwargs), order=0)
 
     def captured_again(self, args: Any, kwargs: Any, answers: Answers | None = None, **how: Any) -> CapturedProgram:
-        """The program, or another ``function``, captured for such arguments; ``answers``: its way."""
+        """The program, or another ``function``, captured for such arguments; ``answers``: to its decisions."""
         recapture = functools.partial(self._specializations.recapture, **how)
         capture = recapture(args, kwargs, order=0, answers=answers)
         return self._made_of(capture, recapture=recapture, original=how.get("function", self.original))
 
     def with_decisions(self, decisions: Sequence[Decision]) -> CapturedProgram:
-        """This program by itself, with other words for its decisions: those of what it was made of."""
+        """This program with other decisions, whose locations are those of the program that it was made of."""
         recorded = self.current.recorded
         graph = dataclasses.replace(recorded.metadata.graph, decisions=tuple(decisions))
         metadata = dataclasses.replace(recorded.metadata, graph=graph)
@@ -361,10 +361,10 @@ class CapturedProgram(Exports):
         return self._made_of(capture)
 
     def flat_inputs(self, /, *args: Any, **kwargs: Any) -> list[Any]:
-        """What ``graph_module`` takes for a call: state and the leaves of the arguments, in the signature's order.
+        """The inputs of ``graph_module`` for a call: state and the leaves of the arguments, in the signature's order.
 
         Raises:
-            InputMismatchError: the inputs are not such as the program was captured for.
+            InputMismatchError: the program was captured for other inputs.
         """
         inputs = self.specialization.guards.check(self._convention.arguments(args, kwargs))
         return self.specialization.inputs_of_graph(inputs)
@@ -407,7 +407,7 @@ class CapturedProgram(Exports):
 
         Args:
             path: the file to write.
-            title: what the page is called; otherwise it is named after what was captured.
+            title: the title of the page; by default the name of the captured program.
 
         Returns:
             The path of the file.
@@ -422,7 +422,7 @@ class CapturedProgram(Exports):
             >>> "<title>Add one" in page
             True
         """
-        from functionalize import report  # jinja2 is imported by those who ask for a page
+        from functionalize import report  # imports jinja2, which only a report needs
 
         return report.write(report.build(self, title, self._metadata_writes(), self._recorded.shared), path)
 

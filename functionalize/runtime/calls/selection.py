@@ -1,12 +1,12 @@
-"""Which specialization of a program runs a call.
+"""Chooses the specialization of a program that runs a call.
 
-Takes the arguments of a call and gives a :class:`Chosen`: a specialization that is kept and whose guards let the call
-pass, or one that is captured for it. Where the call takes other branches than that, :meth:`Specializations.another`
-gives the next one to try.
+Takes the arguments of a call and gives a :class:`Chosen`: a kept specialization whose guards let the call pass, or a
+new one that is captured for it. If the call takes other branches, :meth:`Specializations.another` gives the next
+specialization to try.
 
-Invariant: a call is computed by a specialization whose guards let it pass and all of whose decisions come out as
-captured. Limits: ``cache_size`` kinds of calls, and of each as many variants; a program that decides otherwise when it
-runs again on the same data is refused.
+Invariant: a call is computed by a specialization whose guards let it pass, and it takes the branches of its capture.
+Limits: ``cache_size`` kinds of calls, with as many variants each; a program that takes another branch when it runs
+again on the same data is refused.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from functionalize.runtime.decisions import Answers, agree
 
 
 class Specializations:
-    """What was captured of one program: at first for the example inputs, then for calls that needed another one."""
+    """The captures of one program: the first for the example inputs, later ones for calls that needed them."""
 
     def __init__(
         self,
@@ -45,11 +45,11 @@ class Specializations:
         self.recapture, self.partition_fn = recapture, partition_fn
         self.on_guard_failure, self.cache_size = on_guard_failure, cache_size
         self.first = Specialization(capture, partition_fn, recapture)
-        self.kept = [self.first]  # the one that was called last comes first
+        self.kept = [self.first]  # the last one that was called comes first
         self._lock = threading.Lock()
 
     def passed(self, arguments: CallArguments) -> Chosen | None:
-        """The specialization for a call like an earlier one; None where the guards have to be asked."""
+        """The specialization for a call like an earlier one; None if the guards must check the call."""
         for index, specialization in enumerate(self.kept):
             inputs = specialization.passed(arguments)
             if inputs is not None:
@@ -59,7 +59,7 @@ class Specializations:
         return None
 
     def choose(self, arguments: CallArguments) -> Chosen:
-        """The specialization for a call, captured if there is none yet.
+        """The specialization for a call, captured if none that is kept lets it pass.
 
         Raises:
             InputMismatchError: the program was captured for other calls, and is not captured again.
@@ -75,11 +75,13 @@ class Specializations:
                 return chosen
             refusals[specialization] = inputs
         refused = [refusals.pop(self.first), *refusals.values()]
-        kinds = {type(error) for error in refused}
+        error_types = {type(error) for error in refused}
         changes = set[int]().union(*(specialization.guards.changes for specialization in self.kept))
-        own = any(id(held) in changes for error in refused for held in error.containers)  # the program left it so
-        follows = own or GradientMismatchError in kinds or self.on_guard_failure == "recapture"
-        if not (follows or kinds & {StateMismatchError, NumberMismatchError}):
+        own = any(
+            id(held) in changes for error in refused for held in error.containers
+        )  # changed by the program itself
+        follows = own or GradientMismatchError in error_types or self.on_guard_failure == "recapture"
+        if not (follows or error_types & {StateMismatchError, NumberMismatchError}):
             raise refused[0]
         made = self.captured(arguments, order=0 if arguments.are_examples else 1)
         numbers = [error for error in refused if isinstance(error, NumberMismatchError)]
@@ -91,31 +93,31 @@ class Specializations:
         return chosen
 
     def _stays(self, made: Specialization, arguments: CallArguments) -> bool:
-        """Whether what was captured with other Python state computes the same as something that is kept."""
+        """Whether a capture with other Python state computes the same as a kept specialization."""
         last = self.kept[0]
-        if last.awaits_gradients and not made.awaits_gradients:  # of it, only the forward can be compared
+        if last.awaits_gradients and not made.awaits_gradients:  # only the forward can be compared
             made = self.captured(arguments, order=0)
         if any(made.is_like(specialization) for specialization in self.kept):
             return True
         if not last.decisions or last.answers == made.answers:
             return False
-        try:  # this one takes other branches: what matters is what it does on the way of that one
+        try:  # it took other branches: compare it on the branches of the kept one
             order = 0 if last.awaits_gradients else 1
             return self.captured(arguments, last.answers, order=order).is_like(last)
-        except DataDependentError:  # which it does not have
+        except DataDependentError:  # it does not have these branches
             return False
 
     def captured(self, arguments: CallArguments, answers: Answers | None = None, *, order: int = 1) -> Specialization:
-        """The program captured for such arguments; ``order``: with its backward, or with 0 the forward alone."""
+        """The program captured for such arguments; ``order``: 1 with its backward, 0 for the forward alone."""
         capture = self.recapture(arguments.args, arguments.kwargs, order=order, answers=answers)
         return Specialization(capture, self.partition_fn, self.recapture)
 
     def agreeing(
         self, tried: Sequence[Specialization], answers: Mapping[object, Answers], arguments: CallArguments
     ) -> Chosen | None:
-        """One that is kept and was not tried, whose decisions begin with the answers that a call gave.
+        """A kept specialization that was not tried, whose answers begin with those that the call gave.
 
-        ``answers``: by kind of specialization; those of one kind say nothing of another one's.
+        ``answers``: by kind of call; the answers of one kind say nothing of another's.
         """
         for specialization in self.kept:
             if specialization not in tried and agree(answers.get(specialization.kind, ()), specialization.answers):
@@ -125,15 +127,15 @@ class Specializations:
         return None
 
     def another(
-        self, agreeing: Chosen | None, kind: object, answers: Answers, arguments: CallArguments
+        self, agreeing: Chosen | None, call_kind: object, answers: Answers, arguments: CallArguments
     ) -> Chosen | None:
-        """What agrees with a call's answers, with its gradients, or a new variant.
+        """``agreeing``, with its backward if the call needs it, or a new variant.
 
-        None where this way leads to an error of the program's own.
+        None if the capture on these branches raises an error of the program's own.
         """
         try:
             if agreeing is None:
-                chosen = self._new_variant(kind, answers, arguments)
+                chosen = self._new_variant(call_kind, answers, arguments)
             elif agreeing.specialization.awaits_gradients:
                 chosen = self._with_gradients(agreeing.specialization, arguments)
             else:
@@ -145,31 +147,31 @@ class Specializations:
         self.use(chosen.specialization)  # before another thread looks for it
         return chosen
 
-    def are_too_many_floats(self, kind: object, answers: Answers) -> bool:
-        """Whether there are as many variants as are kept, and what asks for one more is a float: one for each value."""
-        return type(answers[-1]) is float and len(self._variants(kind)) >= self.cache_size
+    def are_too_many_floats(self, call_kind: object, answers: Answers) -> bool:
+        """Whether the limit of variants is reached by a float that differs: each of its values needs a variant."""
+        return type(answers[-1]) is float and len(self._variants(call_kind)) >= self.cache_size
 
-    def _variants(self, kind: object) -> list[Specialization]:
-        return [specialization for specialization in self.kept if specialization.kind is kind]
+    def _variants(self, call_kind: object) -> list[Specialization]:
+        return [specialization for specialization in self.kept if specialization.kind is call_kind]
 
-    def _new_variant(self, kind: object, answers: Answers, arguments: CallArguments) -> Chosen:
-        variants = self._variants(kind)
+    def _new_variant(self, call_kind: object, answers: Answers, arguments: CallArguments) -> Chosen:
+        variants = self._variants(call_kind)
         if len(variants) >= self.cache_size:
             raise too_many(variants, answers, self.cache_size)
         made = self.captured(arguments)
         chosen = Chosen.of_new(made, arguments)
-        if not (variants and variants[0].takes_as(made)):  # numbers have changed, which are inputs now
+        if not (variants and variants[0].takes_as(made)):  # numbers that changed have become inputs
             return chosen
         if not agree(answers, made.answers):
             raise undecided(answers, made)
-        made.kind = kind
+        made.kind = call_kind
         return chosen
 
     def _with_gradients(self, forward: Specialization, arguments: CallArguments) -> Chosen:
-        """What takes the place of a specialization without a backward, for a call that its guards let pass.
+        """The replacement, with a backward, of a specialization without one, for a call that its guards let pass.
 
-        The program runs on fakes once more, before the call changes anything. If the data of this call take another
-        branch, it is a further variant, as long as there is room for one.
+        The program runs on fakes once more, before the call changes anything. If this call takes another branch, the
+        capture becomes a new variant, as long as there is room for it.
         """
         made = self.captured(arguments)
         variants = [variant for variant in self._variants(forward.kind) if variant is not forward]
@@ -187,7 +189,7 @@ class Specializations:
         return chosen
 
     def _replace(self, forward: Specialization, made: Specialization) -> None:
-        """Have one with its backward take the place of one without, unless this one serves more sizes."""
+        """Replace a specialization without a backward; it stays the first one if it serves more sizes."""
         with self._lock:
             if forward in self.kept:
                 made.number = forward.number  # its place among the variants
@@ -196,15 +198,15 @@ class Specializations:
             self.first = made
 
     def use(self, chosen: Specialization) -> None:
-        """Have one come first, and forget those that were not called for long."""
+        """Move a specialization to the front, and drop those that were not called for long."""
         with self._lock:
             ordered = [chosen, *(specialization for specialization in self.kept if specialization is not chosen)]
-            kinds = list(dict.fromkeys(specialization.kind for specialization in ordered))[: self.cache_size]
-            self.kept = [specialization for specialization in ordered if specialization.kind in kinds]
+            call_kinds = list(dict.fromkeys(specialization.kind for specialization in ordered))[: self.cache_size]
+            self.kept = [specialization for specialization in ordered if specialization.kind in call_kinds]
 
 
 def too_many(variants: Sequence[Specialization], answers: Answers, bound: int) -> DataDependentError:
-    """The error for one variant more than are kept. ``answers``: to the decisions that are known of the call."""
+    """The error for more variants than are kept. ``answers``: those of the call so far."""
     nearest = max(variants, key=lambda variant: _common(answers, variant.answers))
     last = nearest.decisions[: len(answers)][-1]
     return TOO_MANY_VARIANTS.error(last.location, bound=bound, answer=answers[-1])
@@ -215,6 +217,6 @@ def _common(answers: Answers, others: Answers) -> int:
 
 
 def undecided(answers: Answers, made: Specialization) -> DataDependentError:
-    """The error for a program that was captured for a call, whose data do not decide as the capture found."""
+    """The error for a program that was captured for a call, and then takes another branch than the call did."""
     decision = made.decisions[: len(answers)][-1]
     return OTHER_BRANCH_AGAIN.error(decision.location, before=decision.answer, now=answers[-1])

@@ -1,6 +1,6 @@
-"""One way in which a program may be called: what one capture gave, compiled when it is first needed.
+"""A program as one capture recorded it: its guards, its graph, and the stages of a call, made when first needed.
 
-Invariant: a call that is refused has changed nothing. Limits: one call of a program that writes at a time.
+Invariant: a call that is refused has changed nothing. Limits: one call at a time of a program that writes.
 """
 
 from __future__ import annotations
@@ -54,33 +54,37 @@ from functionalize.runtime.metadata import ProgramMetadata
 from functionalize.runtime.random_state import sources
 
 _NUMBERS = itertools.count()  # of specializations, as they are made
-# Captures a program for arguments, for so many derivatives, and, if given, the way of some answers to its decisions.
+# Captures a program for arguments, for a number of derivatives, and, if given, on the branches of some answers.
 Recapture = Callable[..., "Capture"]
 
 
-_VIEWING = 8  # how many are kept for calls whose inputs are views of tensors that have other strides; the oldest goes
+_VIEWING = 8  # how many captures with inputs as views of one tensor are kept; the oldest is dropped
 
 
 @dataclass(frozen=True, eq=False)
 class Recorded:
-    """A program that was recorded: its graph, and what a recording tells beside it."""
+    """A recorded program: its graph, and what is known beside it."""
 
     graph: Graph
-    root: torch.nn.Module  # what the graph's attributes are found on
+    root: torch.nn.Module  # the module that holds the graph's attributes
     metadata: ProgramMetadata
-    joint: JointGraph | Exception | Backward | None  # or why there is none; None where no result requires grad
+    joint: (
+        JointGraph | Exception | Backward | None
+    )  # an exception says why it is missing; None: no result requires grad
     signature: Callable[[], ExportGraphSignature]
     historian: Historian
-    written: Sequence[tuple[OutputKind, str, Any]]  # inputs and state, each with its base in the history
+    written: Sequence[tuple[OutputKind, str, Any]]  # the written inputs and state, each with its base in the history
     shared: list[list[str]]  # names of graph inputs that share a storage
-    asked: Mapping[tuple[int, str], Location | None]  # what the program asked inputs, by number; for errors, the lines
-    endings: Sequence[tuple[frozenset[Node], str]] = ()  # of gradients: the nodes whose they are, and where
-    refused: Mapping[int, Exception] = field(default_factory=dict)  # results without gradients, and why
+    asked: Mapping[
+        tuple[int, str], Location | None
+    ]  # the program's questions on inputs, by number; the lines are for errors
+    endings: Sequence[tuple[frozenset[Node], str]] = ()  # where gradients end: nodes, and the place in words
+    refused: Mapping[int, Exception] = field(default_factory=dict)  # results without gradients, and the reason
 
 
 @dataclass(frozen=True, eq=False)
 class Capture:
-    """What one capture gives: everything that a :class:`Specialization` is made of."""
+    """The result of one capture: everything that a :class:`Specialization` is made of."""
 
     recorded: Recorded
     guards: Guards
@@ -88,14 +92,16 @@ class Capture:
     convention: CallingConvention
     modes_left: Mapping[str, Any]  # modes that the program leaves changed
     tree: CallTree  # of the arguments
-    original: Callable[..., Any]  # the program itself
-    catches: bool  # whether code of its own catches errors
-    converts: bool  # whether `float` and `int` of data-dependent numbers decided nothing
-    unread: Sequence[Callable[[], Any]]  # draw numbers of Python's or NumPy's generators that nobody looks at
+    original: Callable[..., Any]  # the program as the user wrote it
+    catches: bool  # whether the program's own code catches errors
+    converts: bool  # whether `float` and `int` of data-dependent numbers were no decisions
+    unread: Sequence[
+        Callable[[], Any]
+    ]  # draws from Python's or NumPy's generators whose numbers the program never reads
 
 
 def _answers_by_line(earlier: Sequence[Decision], asked: Sequence[Decision]) -> Answers:
-    """What is asked, answered as the same line was before; where it was not asked, as it was now."""
+    """Answers to ``asked``: those that the same lines had in ``earlier``; for other lines, their own."""
     before: dict[str, list[Any]] = {}
     for decision in earlier:
         before.setdefault(decision.location, []).append(decision.answer)
@@ -108,27 +114,27 @@ def _executed(half: GraphModule) -> Callable[..., Any]:
 
 
 def _passes_none(arguments: CallArguments) -> None:
-    """Asks the guards for every call."""
+    """Have the guards check every call."""
 
 
 def _runs_none(args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-    """The same, of calls that would be run at once."""
+    """Have every call take the general path."""
 
 
 class Specialization:
-    """A captured graph, and what runs it."""
+    """A captured graph, with the function that runs its calls."""
 
     def __init__(self, capture: Capture, partition_fn: PartitionFn | None, recapture: Recapture) -> None:
         self.capture, self.recorded, self.metadata = capture, capture.recorded, capture.recorded.metadata
         self.guards, self._partition_fn, self._recapture = capture.guards, partition_fn, recapture
         self.number = next(_NUMBERS)
-        self.kind = object()  # of calls: variants of one have the same
-        # Both give None for a call that is perhaps none of this program's, or takes longer to check.
+        self.kind = object()  # the kind of calls; variants share it
+        # Both return None if a call is perhaps not for this specialization, or takes longer to check.
         self.passed: Passes = _passes_none
         self.fast_call: CallFunction = _runs_none
         self._lock = threading.RLock()  # held while the sources of state are resolved and read
         self._fast: FastCode | None = None
-        self._slowly = 0  # how many calls the guards themselves let pass
+        self._slowly = 0  # how many calls passed the guards themselves
         self._compute: Compute | None = None  # chosen for the first call
         self._finish = finishing(self.metadata)
         self._overlaps = isinstance(self.recorded.joint, OverlappingInputsError)
@@ -141,17 +147,17 @@ class Specialization:
 
     @property
     def awaits_gradients(self) -> bool:
-        """Whether its calls have gradients, and it was captured without its backward: none can run it."""
+        """Whether its calls have gradients, but it was captured without its backward, so that it can run no call."""
         return self.recorded.joint is Backward.UNTRACED
 
     @property
     def decisions(self) -> tuple[Decision, ...]:
-        """The branches that the program takes on tensor values."""
+        """The branches on tensor values that the program takes."""
         return self.metadata.graph.decisions
 
     @property
     def answers(self) -> Any:
-        """How the data decided when it was captured."""
+        """The answers to its decisions at the capture."""
         return self.metadata.graph.answers
 
     def is_like(self, other: Specialization) -> bool:
@@ -162,20 +168,20 @@ class Specialization:
         return str(mine.graph) == str(others.graph) and str(mine.signature()) == str(others.signature())
 
     def takes_sizes_of(self, other: Specialization) -> bool:
-        """Whether the sizes for which another one is right are right for this one as well."""
+        """Whether this one is right for all sizes for which ``other`` is right."""
         if other.guards.sizes is None:
             return True
         return self.guards.sizes is not None and set(self.guards.sizes.listed()) <= set(other.guards.sizes.listed())
 
     def takes_as(self, other: Specialization) -> bool:
-        """Whether both have the same inputs, and ask the same questions of the data."""
+        """Whether both have the same inputs, and branch on the same questions."""
         mine, others = [entry.name for entry in self.metadata.inputs], [entry.name for entry in other.metadata.inputs]
         return mine == others and self.capture.converts == other.capture.converts
 
     def again(self, args: Any, kwargs: Any) -> Specialization:
-        """The same program captured once more, as the objects of its state are now.
+        """The same program captured once more, with the current objects of its state.
 
-        Where it asks on the same lines it decides as this one: arguments of zeros or random numbers decide nothing.
+        On the same lines it takes the same branches as this one, whatever the values of the arguments.
         """
 
         def captured(answers: Answers | None = None) -> Specialization:
@@ -195,9 +201,9 @@ class Specialization:
         return later
 
     def checked(self, arguments: CallArguments) -> list[Any] | InputMismatchError:
-        """The inputs for a call, or why it is not one of this program's."""
+        """The inputs for a call, or the error that says why this specialization cannot run it."""
         with self._lock:
-            if self.capture.state.resolve():  # what was written for other objects would take their tensors
+            if self.capture.state.resolve():  # code generated for the old objects would read their tensors
                 self.passed, self.fast_call = _passes_none, _runs_none
             try:
                 inputs = self.guards.check(arguments)
@@ -206,7 +212,9 @@ class Specialization:
         if arguments.are_examples or self.awaits_gradients:
             return inputs
         self._slowly += 1
-        if self._slowly & (self._slowly - 1) == 0:  # ever more seldom: it takes as long as calls do
+        if (
+            self._slowly & (self._slowly - 1) == 0
+        ):  # after 1, 2, 4, ... calls: generating code takes as long as calls do
             code = self.guards.fast_code(arguments, inputs)
             if code is not None:
                 self.passed, self._fast = code.function(), code if self._may_be_fast else None
@@ -216,7 +224,7 @@ class Specialization:
         """Compute, write back, and return what the original does.
 
         Raises:
-            Diverged: the data take another branch; nothing has changed.
+            Diverged: the call takes another branch; nothing has changed.
         """
         if self._overlaps:
             viewing = self._with_views(arguments)
@@ -226,7 +234,7 @@ class Specialization:
             computed = compute(inputs)
         except RunAsWritten:
             computed = None
-        if computed is None:  # outside of the handler, so that what it raises has no context
+        if computed is None:  # outside of the handler, so that an error of the program has no context
             return self.capture.original(*arguments.args, **arguments.kwargs)
         leaves = self._finish(inputs, [self.capture.state, arguments], computed)
         for draw in self.capture.unread:
@@ -238,8 +246,8 @@ class Specialization:
         return self._assemble(leaves)
 
     def _choose_stages(self, inputs: Sequence[Any], arguments: CallArguments) -> Compute:
-        """What a call does until it writes; the arguments are those of the first one."""
-        with CAPTURING:  # cutting a joint graph uses it up: another thread waits for the halves
+        """The stages of a call until it writes; the arguments are those of the first call."""
+        with CAPTURING:  # partitioning uses up the joint graph: another thread waits for the halves
             if self._compute is None:
                 self._compute = self._stages(inputs, arguments)
         return self._compute
@@ -267,9 +275,9 @@ class Specialization:
         return compute
 
     def _with_views(self, arguments: CallArguments) -> Chosen:
-        """The program as it is where inputs that overlap are views of one tensor, for a call.
+        """The capture for a call in which inputs that overlap become views of one tensor.
 
-        Only gradients need it: the graph of a program that is exported has no other inputs than the program.
+        Only gradients need it: in an exported program, the graph has the inputs of the program and no others.
         """
         for viewing in self._viewing:
             passed = viewing.passed(arguments)
@@ -289,18 +297,18 @@ class Specialization:
     def _make_fast(
         self, guards: FastCode, inputs: Sequence[Any], results: Sequence[Any], leaves: Sequence[Any]
     ) -> None:
-        """Have the next calls take the short way, if there is one; what else is given is of this call."""
+        """Have the next calls take the fast path, if there is one; the arguments are those of this call."""
 
-        def otherwise(inputs: list[Any], results: Sequence[Any]) -> Any:
+        def general(inputs: list[Any], results: Sequence[Any]) -> Any:
             return self._assemble(self._finish(inputs, [], Computed(results)))
 
         graph = self._function, self.capture.catches
-        made = FastCall(self.metadata, self.capture.convention, *graph, self._assemble, otherwise)
+        made = FastCall(self.metadata, self.capture.convention, *graph, self._assemble, general)
         self.fast_call, self._fast = made.call(guards, inputs, results, leaves) or self.fast_call, None
 
     @property
     def _joint(self) -> JointGraph | Exception | None:
-        """The backward, in a call that autograd is to know of."""
+        """The joint graph, or the reason why it is missing; None if no result requires gradients."""
         joint = self.recorded.joint
         if isinstance(joint, Backward):
             raise RuntimeError("this program was captured without its backward: CapturedProgram captures it again")
@@ -308,14 +316,14 @@ class Specialization:
 
     @functools.cached_property
     def _draws(self) -> tuple[Any, ...]:
-        """What the graph draws random numbers from."""
+        """The generators, devices and inputs that the graph draws random numbers from."""
         return sources(self.recorded.graph, self.recorded.root)
 
     @property
     def _may_be_fast(self) -> bool:
-        """Whether calls may take a short way: autograd does not follow them, they leave modes as they are.
+        """Whether calls may take the fast path: autograd does not record them, and they leave modes as they are.
 
-        One that fails may be run once more: it acts on nothing, and has no random numbers to put back.
+        If the program catches errors, a call that fails must be repeatable: it has no effects and draws no numbers.
         """
         capture, is_repeatable = self.capture, not (self.metadata.graph.acts or self._draws)
         leaves_all = self.recorded.joint is None and not (capture.modes_left or capture.unread)
@@ -325,7 +333,7 @@ class Specialization:
         return partition(joint, self._partition_fn, _executed)
 
     def _next_order(self, inputs: Sequence[Any], arguments: CallArguments) -> Callable[[int, Sizes], Derivative]:
-        """What captures a derivative of an order: for arguments like those of a call, whose data are not held."""
+        """A function that captures a derivative of an order for arguments like a call's, without holding their data."""
         tensors = [leaf for leaf in arguments.leaves if isinstance(leaf, torch.Tensor)]
         entries = zip(self.metadata.inputs, inputs, strict=True)
         substitute, state = substitutes(tensors), {id(value) for entry, value in entries if entry.slot is not None}
@@ -340,28 +348,28 @@ class Specialization:
             args, kwargs = copied
             examples = self.capture.convention.arguments(args, kwargs)
             values = self.guards.check(examples)
-            if sizes:  # symbols are made for sizes of tensors that are not fake
-                laid_out = {id(values[number]): layout for number, *layout in sizes}
-                args, kwargs = examples.like(lambda leaf: _empty_like(leaf, *laid_out.get(id(leaf), ())))
+            if sizes:  # a capture makes symbols only for sizes of tensors that are not fake
+                layouts = {id(values[number]): layout for number, *layout in sizes}
+                args, kwargs = examples.like(lambda leaf: _empty_like(leaf, *layouts.get(id(leaf), ())))
             made = Specialization(self._recapture(args, kwargs, order, answers), self._partition_fn, self._recapture)
             joint = made.recorded.joint
             if isinstance(joint, Exception):
                 raise joint
             if not isinstance(joint, JointGraph) or not made.is_like(self):
                 raise COMPUTES_SOMETHING_ELSE.error()
-            decides = made.guards.sizes if made.guards.dynamic == self.guards.dynamic else None
-            return Derivative(self._partitioned(joint), sizes.__eq__ if decides is None else decides.holds_for)
+            guards = made.guards.sizes if made.guards.dynamic == self.guards.dynamic else None
+            return Derivative(self._partitioned(joint), sizes.__eq__ if guards is None else guards.holds_for)
 
         return captured
 
     @functools.cached_property
     def _precheck(self) -> Callable[[Sequence[Any]], None] | None:
-        """What checks the decisions before anything is computed, where numbers of Python's decide alone."""
+        """A function that checks the decisions before anything is computed, if they depend on Python numbers alone."""
         return precheck_of(self.recorded.graph, self.recorded.root, self.metadata) if self.decisions else None
 
     @functools.cached_property
     def _function(self) -> Callable[..., Any]:
-        """The graph as a function. It writes in the memory of inputs that are written back anyway, where it can."""
+        """The graph as a function. Where it can, it writes in the memory of inputs that are written back anyway."""
         root = self.recorded.root
         if self._in_place is not None:
             return executable(self._in_place.graph, root).forward
@@ -374,7 +382,7 @@ class Specialization:
 
     @functools.cached_property
     def _in_place(self) -> GraphModule | None:
-        """The graph with writes; None where it has none, or where a call that does not end so has written nothing."""
+        """The graph with writes in place; None if none are possible, or if the call may still be refused after them."""
         checked = (self.decisions and self._precheck is None) or self.metadata.symbols.asserted or self.capture.catches
         if checked or not self.guards.inputs_are_disjoint:
             return None
@@ -382,7 +390,7 @@ class Specialization:
 
     @functools.cached_property
     def _assemble(self) -> Callable[[Sequence[Any]], Any]:
-        """Makes what the program returns of its leaves."""
+        """A function that makes what the program returns from its leaves."""
         spec = self.metadata.spec
         if spec.is_leaf():
             return itemgetter(0)
@@ -391,7 +399,7 @@ class Specialization:
         return partial(pytree.tree_unflatten, treespec=spec)
 
     def inputs_of_graph(self, inputs: list[Any]) -> list[Any]:
-        """What the graph takes, of the inputs of a call."""
+        """The graph's inputs, of all inputs of a call."""
         for number, zeros in self.guards.missing_gradients(inputs).items():
             inputs[number] = zeros
         return [inputs[number] for number in self.metadata.taken]
@@ -406,7 +414,7 @@ class Chosen:
 
     @classmethod
     def of_new(cls, made: Specialization, arguments: CallArguments) -> Chosen:
-        """What was captured just now for these arguments."""
+        """A new specialization, which was captured for these arguments."""
         inputs = made.checked(arguments)
         if not isinstance(inputs, list):
             raise inputs
@@ -421,7 +429,7 @@ def _or_error(make: Callable[[], Any]) -> Any:
 
 
 def _empty_like(tensor: torch.Tensor, size: Any = None, stride: Any = None) -> torch.Tensor:
-    """A tensor of the size and the strides of a fake one, or of others."""
+    """A real tensor with the size and the strides of a fake one, or with those that are passed."""
     size, stride = (tensor.size(), tensor.stride()) if size is None else (size, stride)
     with torch.enable_grad():
         made = torch.empty_strided(size, stride, dtype=tensor.dtype, device=tensor.device)

@@ -1,8 +1,8 @@
-"""The stages of a call up to its results: each wraps a computation, and a program has those that it needs.
+"""The stages of a call up to its results: each wraps a computation, and a program has the stages that it needs.
 
-A stage is a function of what it needs, of the computation within, and last of the program's inputs; bound to all but
-the inputs, it is a computation again. :func:`composed` binds those that captured programs and compiled Dynamo graphs
-have; a ``Specialization`` binds those that captured programs alone have.
+A stage is a function whose last arguments are the computation that it wraps and the program's inputs; bound to all but
+the inputs, it is a computation again. :func:`composed` binds the stages that captured programs and compiled Dynamo
+graphs share; a ``Specialization`` binds those that only captured programs have.
 
 Invariant: a call that a stage refuses has changed nothing, and has drawn no random numbers.
 """
@@ -27,11 +27,11 @@ Compute = Callable[[list[Any]], Computed]  # from the program's inputs
 
 
 class RunAsWritten(Exception):
-    """An operator raised, and the program has handlers: a call does what it does; not seen by callers."""
+    """An operator raised, and the program has handlers, so the call runs the program; not seen by callers."""
 
 
 def composed(metadata: ProgramMetadata, compute: Compute) -> Compute:
-    """A computation within the stages for sizes and for inputs that the program has require gradients."""
+    """A computation in the stages for data-dependent sizes, and for inputs that the program makes require gradients."""
     if metadata.symbols.asserted:
         compute = partial(assuming_sizes, metadata, compute)
     numbers = [number for number, requires in metadata.requiring if requires]
@@ -39,7 +39,7 @@ def composed(metadata: ProgramMetadata, compute: Compute) -> Compute:
 
 
 def requiring_gradients(numbers: Sequence[int], compute: Compute, inputs: list[Any]) -> Computed:
-    """Have some inputs require gradients, as the program does; those of a call that is refused do not."""
+    """Make some inputs require gradients, as the program does; this is undone if the call is refused."""
     changed = [tensor for tensor in map(inputs.__getitem__, numbers) if not tensor.requires_grad]
     for tensor in changed:
         tensor.requires_grad_()
@@ -52,7 +52,7 @@ def requiring_gradients(numbers: Sequence[int], compute: Compute, inputs: list[A
 
 
 def assuming_sizes(metadata: ProgramMetadata, compute: Compute, inputs: list[Any]) -> Computed:
-    """Check the conditions on data-dependent sizes that the trace assumed; an operator that fails may do so for them.
+    """Check the conditions on data-dependent sizes that the trace assumed; an operator may fail if they do not hold.
 
     Raises:
         DataDependentError: the sizes of a call do not satisfy the conditions.
@@ -87,7 +87,7 @@ def comparing_decisions(
         return computed
     except Diverged as error:
         diverged = error
-    except Exception:  # perhaps of what the program does only on the captured branches
+    except Exception:  # perhaps raised by what the program does only on the captured branches
         with random.again():
             divergence = _divergence(function, [inputs[number] for number in metadata.taken])
         if divergence is None:
@@ -98,7 +98,7 @@ def comparing_decisions(
 
 
 def _divergence(function: Callable[..., Any], inputs: Sequence[Any]) -> Diverged | None:
-    """Which decision differs; None where the graph fails without such."""
+    """The decision that differs; None if none does, or the graph fails before one does."""
     try:
         with torch.no_grad():
             called(function, inputs)
@@ -110,15 +110,15 @@ def _divergence(function: Callable[..., Any], inputs: Sequence[Any]) -> Diverged
 
 
 def after_precheck(precheck: Callable[[Sequence[Any]], None], compute: Compute, inputs: list[Any]) -> Computed:
-    """Check decisions by numbers among the inputs before anything is computed."""
+    """Check decisions on numbers among the inputs before anything is computed."""
     precheck(inputs)
     return compute(inputs)
 
 
 def catching(metadata: ProgramMetadata, draws: Sequence[Any], compute: Compute, inputs: list[Any]) -> Computed:
-    """Where an operator raises, have the call run the program as written, which has handlers.
+    """If an operator raises, have the call run the program as written, which has handlers.
 
-    Other errors pass: a program that is run again would hide what is wrong with a graph.
+    Errors of this package pass: to run the program would hide what is wrong with its graph.
 
     Raises:
         RunAsWritten: an operator raised; the generators are as they were.
@@ -141,7 +141,7 @@ def adding_gradients(
     compute: Compute,
     inputs: list[Any],
 ) -> Computed:
-    """Give inputs without gradients zeros, which the program adds to; ``missing``: these, by input."""
+    """Give inputs without gradients zeros, to which the program adds; ``missing``: computes the zeros, by input."""
     zeros = missing(inputs)
     for number, gradient in zeros.items():
         inputs[number] = gradient

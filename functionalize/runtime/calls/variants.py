@@ -1,4 +1,4 @@
-"""The variants of a captured program, as its users see them: one for each way that the data of its calls decide."""
+"""The variants of a captured program, as its users see them: one for each set of branches that its calls took."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from functionalize.runtime.graphs.graph_forms import asserting
 
 
 class Variant:
-    """One way through a program: a graph for calls that take the same branches on tensor values.
+    """A graph for calls that take the same branches on tensor values.
 
     Example:
         >>> import torch
@@ -27,7 +27,7 @@ class Variant:
 
     @property
     def decisions(self) -> tuple[Decision, ...]:
-        """The branches on tensor values, in order; empty if there are none."""
+        """The branches on tensor values, in order."""
         return self._program.decisions
 
     @property
@@ -41,7 +41,7 @@ class Variant:
         return self._program.recorded.signature()
 
     def with_assertions(self) -> GraphModule:
-        """The graph for calls that are sure to decide alike: its decisions are assertions of it, and no outputs.
+        """The graph for calls that are sure to take these branches: it asserts its decisions, and does not return them.
 
         Example:
             >>> import torch
