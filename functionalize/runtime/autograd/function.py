@@ -1,16 +1,16 @@
-"""Gradients of a call: autograd goes through its graph as through one operator.
+"""Gradients of a call: to autograd, the graph of a call is one operator.
 
-Forward and backward were captured together, and a partition function of torch's cut them in two. What the backward
-needs is saved by ``save_for_backward``, so that autograd checks that nobody has written to it since.
+Forward and backward were captured together, and a partition function of torch's has split them. The tensors that the
+backward needs are saved by ``save_for_backward``, so that autograd checks that they have not been written since.
 
-Note [Derivatives of derivatives]: a backward that is to be differentiated in its turn gives gradients that know from
-which inputs and tangents they were computed. Their backward calls the joint graph of the next order, whose forward
-gives these gradients once more, and whose backward their derivatives. That graph is recorded when it is first asked
-for, by running the program again: what autograd knew (functions with a backward of their own, ``no_grad``) is not in
-the graph of the order before.
+Note [Derivatives of derivatives]: with ``create_graph``, a backward returns gradients that autograd records as results
+of the inputs and tangents that they were computed from. Their backward calls the joint graph of the next order. Its
+forward computes these gradients once more, its backward their derivatives. That graph is recorded when it is first
+needed, by running the program again: the graph of the previous order does not contain what autograd knew (functions
+with a backward of their own, ``no_grad``).
 
-Invariant: the gradients are those of the captured program, of each input that required one. Limits: a backward that
-draws random numbers is differentiable once.
+Invariant: each input that required a gradient gets that of the captured program. Limits: a backward that draws random
+numbers is differentiable once.
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ from functionalize.runtime.autograd.joint import ForwardCall, Orders, called, ta
 from functionalize.runtime.guards.sizes import Sizes
 from functionalize.runtime.random_state import RandomState
 
-_TENSOR = object()  # stands for a tensor that autograd keeps
+_TENSOR = object()  # in the place of a tensor that autograd saves
 
 
 @dataclass(frozen=True, eq=False)
 class Derivation:
-    """What one call of a program, or of a derivative of it, keeps for derivatives of its gradients."""
+    """The data that one call of a program, or of a derivative of it, keeps for derivatives of its gradients."""
 
     orders: Orders
     order: int
     call: ForwardCall
     random: RandomState
-    sizes: Sizes  # of the inputs when the program was called, where they may differ
-    copies: dict[int, Any]  # of inputs that the call is about to write or detach: known to autograd as the inputs were
+    sizes: Sizes  # of the inputs when the program was called, if they may differ
+    copies: dict[int, Any]  # of inputs that the call will write or detach, with the autograd history of the inputs
     held: dict[int, Any] = field(default_factory=dict)  # inputs as autograd saves them, by position
-    known: dict[int, Any] = field(default_factory=dict)  # the others, as long as they live: each with its version
+    weak: dict[int, Any] = field(default_factory=dict)  # weak references to other inputs, each with its version
 
     def hold(self, inputs: Sequence[Any]) -> None:
-        """Keep what gradients are computed from; autograd checks, when it is asked for, that it was not written."""
+        """Keep the inputs that gradients are computed from; autograd checks that none was written before its use."""
         for number in self.call.sources:
             value = self.copies.get(number, inputs[number])
             if isinstance(value, torch.Tensor):
@@ -66,57 +66,57 @@ class Derivation:
             if not isinstance(value, torch.Tensor):
                 self.held[number] = value
             elif number not in self.held and not value.is_inference():
-                self.known[number] = weakref.ref(value), value._version
+                self.weak[number] = weakref.ref(value), value._version
 
     def inputs(self) -> list[Any]:
-        """The inputs as they were; None for those that no gradient is computed from.
+        """The inputs as they were; None for inputs that no gradient is computed from.
 
         Raises:
-            RuntimeError: one was written since.
+            RuntimeError: an input was written since.
         """
         values = [self.held.get(number) for number in range(len(self.call.joint.names))]
         return [value.unpack() if isinstance(value, SavedTensor) else value for value in values]
 
     def differentiable(self, gradients: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor]) -> Sequence[Any]:
-        """The gradients of this call as results of what they were computed from."""
+        """The gradients of this call, recorded as results of the inputs and tangents that they were computed from."""
         try:
             values = [*self.inputs(), *tangents]
         except RuntimeError as error:
             held = [value.data for value in self.held.values() if isinstance(value, SavedTensor)]
             return Undifferentiable.apply(error, len(gradients), *gradients, *held, *tangents)  # type: ignore[no-untyped-call,no-any-return]
         required = [isinstance(value, torch.Tensor) and value.requires_grad for value in values]
-        known = (self._known_to_next if self.call.joint.hides_writes else self.call.may_require_grad)(required)
-        if not any(known):
+        requiring = (self._required_by_next if self.call.joint.hides_writes else self.call.may_require_grad)(required)
+        if not any(requiring):
             return gradients
         if any(map(is_batch_of_gradients, tangents)):
             raise BATCHED_TWICE.error()
-        return _Gradients.apply(self, gradients, known, *values)  # type: ignore[no-untyped-call,no-any-return]
+        return _Gradients.apply(self, gradients, requiring, *values)  # type: ignore[no-untyped-call,no-any-return]
 
-    def _known_to_next(self, required: Sequence[bool]) -> list[bool]:
-        """Of each gradient whether it depends on what requires gradients, inputs and tangents, in the next order.
+    def _required_by_next(self, required: Sequence[bool]) -> list[bool]:
+        """For each gradient, whether the next order computes it from inputs and tangents that require gradients.
 
-        All may, where there is none: it is asked again.
+        Without a next order, each gradient may; a use of it raises the reason.
         """
         count = len(self.call.differentiated)
         try:
             joint = self.orders.call(self.order + 1, self.sizes).joint
         except RuntimeError:
             return [True] * count
-        wanted = {name for name, one in zip(self._names(), required, strict=True) if one}
+        wanted = {name for name, requires in zip(self._names(), required, strict=True) if requires}
         pairs = zip(joint.names, joint.gradients, strict=True)
         read = [joint.sources.flowing[n] for name, n in pairs if n is not None and name in wanted]
         tangents = {result: len(joint.names) + number for number, result in enumerate(joint.tangents)}
-        return [n in tangents and any(one >> tangents[n] & 1 for one in read) for n in range(count)]
+        return [n in tangents and any(bits >> tangents[n] & 1 for bits in read) for n in range(count)]
 
     def _names(self) -> list[str]:
-        """What the next order calls inputs and tangents of this one."""
+        """The names of inputs and tangents of this order in the next one."""
         joint = self.call.joint
         return [*joint.names, *(tangent_name(self.order, number) for number in range(len(joint.tangents)))]
 
-    def _still_there(self, number: int) -> torch.Tensor:
-        """An input that no gradient of this order is computed from, but one of the next is: as long as it lives."""
-        known, version = self.known[number]
-        tensor = known()
+    def _still_alive(self, number: int) -> torch.Tensor:
+        """An input that only gradients of the next order are computed from, which must still be alive and unwritten."""
+        reference, version = self.weak[number]
+        tensor = reference()
         if tensor is None or tensor._version != version or tensor.requires_grad:
             raise VALUE_NOT_KEPT.error(order=self.order + 1, name=self.call.joint.names[number])
         return tensor.detach()  # type: ignore[no-any-return]
@@ -124,23 +124,23 @@ class Derivation:
     def next_results(self, values: Sequence[Any]) -> Sequence[torch.Tensor]:
         """The gradients of this call, computed by the next order from its inputs and tangents."""
         own, call = self.call.joint, self.orders.call(self.order + 1, self.sizes)
-        known = dict(zip(self._names(), values, strict=True))
+        by_name = dict(zip(self._names(), values, strict=True))
         for number, name in enumerate(own.names):
-            if number in self.known and name in call.joint.names:
-                known[name] = self._still_there(number)
-        inputs = [known[name] for name in call.joint.names]
+            if number in self.weak and name in call.joint.names:
+                by_name[name] = self._still_alive(number)
+        inputs = [by_name[name] for name in call.joint.names]
         derivation = Derivation(self.orders, self.order + 1, call, self.random, self.sizes, {})
         with torch.enable_grad():
             return CapturedFunction.apply(derivation, *inputs)  # type: ignore[no-untyped-call,no-any-return]
 
 
 def differentiable_call(orders: Orders, inputs: Sequence[Any], sizes: Sizes) -> tuple[Any, ...]:
-    """What the forward of a program gives, known to autograd; ``sizes``: of all inputs of the program."""
+    """The results of a program's forward, recorded by autograd; ``sizes``: of all inputs of the program."""
     call = orders.first
     with torch.enable_grad():
         copy = _with_storage if call.joint.reads_storages else torch.clone
         copies = {n: copy(inputs[n]) for n in call.copied if isinstance(inputs[n], torch.Tensor)}
-        for number in call.joint.detached.difference(copies):  # autograd saves nothing of what is detached afterwards
+        for number in call.joint.detached.difference(copies):  # autograd saves no tensor that is detached later
             value = inputs[number]
             copies[number] = value.detach() if number in call.without_gradient else _alias_of(value)
         random, draws = RandomState(), call.joint.draws
@@ -154,13 +154,13 @@ def differentiable_call(orders: Orders, inputs: Sequence[Any], sizes: Sizes) -> 
 
 
 class HiddenFromAutograd(NamedTuple):
-    """An input without a gradient: autograd would run the hooks on one."""
+    """An input that gets no gradient: if autograd saw the tensor, it would run the hooks on its gradient."""
 
     value: Any
 
 
 def _with_storage(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy of a tensor at the same place of a copy of its storage, known to autograd."""
+    """A copy of a tensor in a copy of its storage, at the same offset, which autograd records."""
     storage = tensor.untyped_storage()
     if tensor.layout is not torch.strided or storage.nbytes() == tensor.numel() * tensor.itemsize:
         return tensor.clone()
@@ -195,18 +195,19 @@ class CapturedFunction(torch.autograd.Function):
     @hidden_from_dynamo
     def backward(ctx: Any, *tangents: Any) -> tuple[Any, ...]:
         call: ForwardCall = ctx.call
-        unreached = call.unreached(tangents)  # get none, where eager has none: optimizers tell it from zeros
-        if call.backward is None or len(unreached) == len(call.differentiated):  # what was saved may be gone
+        unreached = call.unreached(tangents)  # these get None as in eager: to optimizers, zeros are not the same
+        if call.backward is None or len(unreached) == len(call.differentiated):  # the saved tensors may be freed
             return (None,) * (1 + len(call.gradients))
         saved = iter(_saved_by(ctx))
         values = [next(saved) if value is _TENSOR else value for value in ctx.plain]
-        laid_out = [spec.given_to(tangents[n]) for n, spec in zip(call.joint.tangents, ctx.tangent_specs, strict=True)]
+        specs = zip(call.joint.tangents, ctx.tangent_specs, strict=True)
+        received = [spec.applied_to(tangents[number]) for number, spec in specs]
         with torch.no_grad():
-            results = called(call.backward, [*values, *laid_out])
+            results = called(call.backward, [*values, *received])
         gradients = [None if position is None else results[position] for position in call.gradients]
         if torch.is_grad_enabled():
             differentiated = [gradients[n] for n in call.differentiated]
-            differentiable = ctx.derivation.differentiable(differentiated, laid_out)
+            differentiable = ctx.derivation.differentiable(differentiated, received)
             for number, gradient in zip(call.differentiated, differentiable, strict=True):
                 gradients[number] = gradient
         for number in unreached:
@@ -220,7 +221,7 @@ class CapturedFunction(torch.autograd.Function):
 def _write_to(
     tangents: Sequence[torch.Tensor | None], written: Sequence[int | None], results: Sequence[torch.Tensor]
 ) -> None:
-    """Write to the gradients that arrive what the program's own backwards write there."""
+    """Write to the incoming gradients what the program's own backwards write to them."""
     if all(position is None for position in written):
         return
     keys = [None if tangent is None else storage_key(tangent) for tangent in tangents]
@@ -236,23 +237,23 @@ def _saved_by(ctx: Any) -> Sequence[torch.Tensor]:
     try:
         return ctx.saved_tensors  # type: ignore[no-any-return]
     except RuntimeError as error:
-        if "second time" in str(error):  # else one was written
+        if "second time" in str(error):  # otherwise a saved tensor was written
             raise BACKWARD_TWICE.error() from error
         raise
 
 
 class _Gradients(torch.autograd.Function):
-    """Gradients as results of the inputs and tangents that they were computed from."""
+    """Makes gradients results, to autograd, of the inputs and tangents that they were computed from."""
 
     @staticmethod
     def forward(
-        ctx: Any, derivation: Derivation, gradients: Sequence[torch.Tensor], known: Sequence[bool], *values: Any
+        ctx: Any, derivation: Derivation, gradients: Sequence[torch.Tensor], requiring: Sequence[bool], *values: Any
     ) -> tuple[torch.Tensor, ...]:
         ctx.derivation = derivation
         ctx.plain = [_TENSOR if isinstance(value, torch.Tensor) else value for value in values]
         ctx.save_for_backward(*[value for value in values if isinstance(value, torch.Tensor)])
         results = [gradient.detach() for gradient in gradients]
-        ctx.mark_non_differentiable(*[r for r, one in zip(results, known, strict=True) if not one])
+        ctx.mark_non_differentiable(*[r for r, requires in zip(results, requiring, strict=True) if not requires])
         ctx.set_materialize_grads(False)
         return tuple(results)
 
@@ -262,26 +263,26 @@ class _Gradients(torch.autograd.Function):
         saved = iter(ctx.saved_tensors)
         values = [next(saved) if value is _TENSOR else value for value in ctx.plain]
         required = [n for n, value in enumerate(values) if isinstance(value, torch.Tensor) and value.requires_grad]
-        with torch.enable_grad():  # aliases: what autograd knows of the values themselves is not to be gone through
-            apart = {number: _alias_of(values[number]) for number in required}
-        results = ctx.derivation.next_results([apart.get(number, value) for number, value in enumerate(values)])
+        with torch.enable_grad():  # of aliases: autograd must stop here, and not enter the history of the values
+            aliases = {number: _alias_of(values[number]) for number in required}
+        results = ctx.derivation.next_results([aliases.get(number, value) for number, value in enumerate(values)])
         pairs = [(r, t) for r, t in zip(results, tangents, strict=True) if t is not None and r.requires_grad]
-        found: list[Any] = [None] * len(values)
+        gradients: list[Any] = [None] * len(values)
         if pairs:
-            outs, given = zip(*pairs, strict=True)
-            create = torch.is_grad_enabled()
-            gradients = torch.autograd.grad(outs, list(apart.values()), given, allow_unused=True, create_graph=create)
-            for number, gradient in zip(required, gradients, strict=True):
-                found[number] = gradient
-        return None, None, None, *found
+            outs, grad_outs = zip(*pairs, strict=True)
+            inputs, create = list(aliases.values()), torch.is_grad_enabled()
+            computed = torch.autograd.grad(outs, inputs, grad_outs, allow_unused=True, create_graph=create)
+            for number, gradient in zip(required, computed, strict=True):
+                gradients[number] = gradient
+        return None, None, None, *gradients
 
 
 class Undifferentiable(torch.autograd.Function):
-    """Results whose backward was not captured: raises the reason when it is asked for; without one there is none."""
+    """Results whose backward was not captured: it raises the reason or, without a reason, gives no gradients."""
 
     @staticmethod
     def forward(ctx: Any, reason: Exception | None, count: int, *values: Any) -> tuple[Any, ...]:
-        """The first ``count`` values are results, the others what they were computed from."""
+        """The first ``count`` values are results, the others the tensors that they were computed from."""
         ctx.reason, ctx.arguments = reason, 2 + len(values)
         return tuple(value.detach() if isinstance(value, torch.Tensor) else value for value in values[:count])
 
@@ -293,7 +294,7 @@ class Undifferentiable(torch.autograd.Function):
 
 
 class InMemory(torch.autograd.Function):
-    """A value that lies in memory which other tensors have; autograd knows it for a view that such a function made."""
+    """A value in the memory of other tensors; to autograd, it is a view that a custom function returned."""
 
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
@@ -305,31 +306,31 @@ class InMemory(torch.autograd.Function):
 
 
 def _alias_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Another tensor with the same memory; of one without strides a copy."""
+    """An alias of a tensor; a copy if it is not strided."""
     alias: torch.Tensor = torch.ops.aten.alias.default(tensor) if tensor.layout is torch.strided else tensor.clone()
     return alias
 
 
 class TangentSpec(NamedTuple):
-    """What the captured backward expects of a result's tangent: the layout of the result, without holes."""
+    """The tangent that the captured backward expects for a result: its layout is the result's, without holes."""
 
     size: torch.Size
-    stride: tuple[int, ...] | None  # of a strided result
-    sparse_dim: int | None  # of one in COO layout
+    stride: tuple[int, ...] | None  # None if the result is not strided
+    sparse_dim: int | None  # of a result in COO layout
     dtype: torch.dtype
     device: torch.device
 
     @classmethod
     def of(cls, result: torch.Tensor, strides: tuple[int, ...] | None) -> TangentSpec:
-        """That for a result; ``strides``: those that the backward was captured for, where they are known."""
+        """The spec for a result; ``strides``: those that the backward was captured for, if known."""
         stride = None
         if result.layout is torch.strided:
             stride = strides or torch.empty_like(result, device="meta").stride()
         sparse_dim = result.sparse_dim() if result.layout is torch.sparse_coo else None
         return cls(result.size(), stride, sparse_dim, result.dtype, result.device)
 
-    def given_to(self, tangent: torch.Tensor | None) -> torch.Tensor:
-        """A tangent laid out so; zeros where there is none. As it comes, but coalesced, where it has no strides."""
+    def applied_to(self, tangent: torch.Tensor | None) -> torch.Tensor:
+        """A tangent with this layout; zeros for None. A tangent without strides is only coalesced."""
         if tangent is None:
             tangent = torch.zeros(self.size, dtype=self.dtype, device=self.device)
         if tangent.layout is not torch.strided:
@@ -341,4 +342,6 @@ class TangentSpec(NamedTuple):
             return tangent
         order = sorted(range(len(self.stride)), key=self.stride.__getitem__, reverse=True)
         back = sorted(range(len(order)), key=order.__getitem__)
-        return tangent.permute(order).contiguous().permute(back)  # no room is made and written: vmap cannot
+        return (
+            tangent.permute(order).contiguous().permute(back)
+        )  # not by writing to an empty tensor, which vmap does not support

@@ -1,6 +1,6 @@
-"""Cuts a joint graph in two by a partition function of torch's: a forward graph and a backward graph.
+"""Splits a joint graph into a forward graph and a backward graph, by a partition function of torch's.
 
-Invariant: both are free of mutation, and of views where the joint graph is. Limits: partition functions of
+Invariant: both are free of mutation, and of views if the joint graph is. Limits: partition functions must have
 AOTAutograd's calling convention.
 """
 
@@ -28,8 +28,8 @@ Compile = Callable[[GraphModule], Callable[..., Any]]  # a graph as a function o
 
 
 def partition(joint: JointGraph, partition_fn: PartitionFn | None, compile_fn: Compile) -> ForwardCall:
-    """The two halves of a joint graph, each as ``compile_fn`` makes it. The joint graph is used up."""
-    own = len(joint.layouts)  # the others of the forward's outputs are saved
+    """The two halves of a joint graph, each compiled by ``compile_fn``. The joint graph must not be used again."""
+    own = len(joint.layouts)  # the forward's outputs after these are saved
     if not joint.names:
         return _without_inputs(joint, compile_fn)
     strides = _strides_of_tangents(joint)
@@ -54,7 +54,7 @@ def partition(joint: JointGraph, partition_fn: PartitionFn | None, compile_fn: C
     order = {node: position for position, node in reversed(list(enumerate(results))) if isinstance(node, Node)}
     computed = [node for node in ends if node is not None]
     rebuilt = _rebuilt(forward, names, results, copies)
-    views = _views(rebuilt, own)  # before it is compiled, which uses it up
+    views = _views(rebuilt, own)  # before compile_fn changes the graph
     return ForwardCall(
         joint,
         compile_fn(rebuilt),
@@ -69,18 +69,20 @@ def partition(joint: JointGraph, partition_fn: PartitionFn | None, compile_fn: C
 
 
 def _strides_of_tangents(joint: JointGraph) -> list[tuple[int, ...] | None]:
-    """The strides of the tangents that the backward was captured for; None where they are no plain numbers."""
+    """The strides of the tangents that the backward was captured for; None if they are not plain numbers."""
     placeholders = joint.module.graph.find_nodes(op="placeholder")
-    found = list[tuple[int, ...] | None]()
+    strides = list[tuple[int, ...] | None]()
     for node in placeholders[len(placeholders) - len(joint.tangents) :]:
         value: Any = node.meta.get("val")
-        plain = getattr(value, "layout", None) is torch.strided and all(type(one) is int for one in value.stride())
-        found.append(value.stride() if plain else None)
-    return found
+        plain = getattr(value, "layout", None) is torch.strided and all(
+            type(stride) is int for stride in value.stride()
+        )
+        strides.append(value.stride() if plain else None)
+    return strides
 
 
 def _without_inputs(joint: JointGraph, compile_fn: Compile) -> ForwardCall:
-    """A joint graph that takes nothing: there are no gradients, and partition functions look for an input."""
+    """The halves of a joint graph without inputs: it has no gradients, and partition functions require an input."""
     graph = joint.module.graph
     results = _outputs_of(graph)[: len(joint.layouts)]
     graph.output_node().args = (tuple(results),)
@@ -93,17 +95,17 @@ def _without_inputs(joint: JointGraph, compile_fn: Compile) -> ForwardCall:
 
 @dataclass(frozen=True)
 class _Kept:
-    """How many outputs the halves of a graph have for what partition functions drop."""
+    """How many outputs the halves of a graph have for nodes that partition functions would drop."""
 
     forward: int
     backward: int
 
 
 def _keep_for_halves(graph: Graph, own: int, calls: Sequence[Node]) -> _Kept:
-    """Have the halves give what partition functions drop, which know of results alone.
+    """Add outputs for nodes that partition functions would drop, as these keep only what results need.
 
-    These are random numbers that nobody reads, without which those that are drawn after them would be others, and
-    arguments of ``calls`` for what these do, which go.
+    These are unread random numbers, without which later draws would give other numbers, and arguments of ``calls``
+    with effects, which are removed from the graph.
     """
     ends = _outputs_of(graph)
     read = nodes_behind(ends)
@@ -118,7 +120,7 @@ def _keep_for_halves(graph: Graph, own: int, calls: Sequence[Node]) -> _Kept:
 
 
 def _put_calls(graph: Graph, calls: Sequence[tuple[Node, Any, Any]]) -> None:
-    """Have a forward graph end with calls for what they do, in order, given with their arguments: all else is pure."""
+    """Append calls with effects, each given with its arguments, to a forward graph, in order: all else is pure."""
     own = {node.name: node for node in graph.nodes}
     with graph.inserting_before(graph.output_node()):
         for call, args, kwargs in calls:
@@ -127,7 +129,7 @@ def _put_calls(graph: Graph, calls: Sequence[tuple[Node, Any, Any]]) -> None:
 
 
 def _draw_in_order(graph: Graph, names: Sequence[str]) -> None:
-    """Have a backward draw in the order of ``names``: partition functions put first what is used first."""
+    """Have a backward draw in the order of ``names``: partition functions order nodes by their first use."""
     places = {name: place for place, name in enumerate(names)}
     drawn = [node for node in graph.nodes if node.op == "call_function" and node.name in places]
     wanted = sorted(drawn, key=lambda node: places[node.name])
@@ -144,10 +146,10 @@ def _draw_in_order(graph: Graph, names: Sequence[str]) -> None:
 
 
 def _save_bases(forward: GraphModule, backward: GraphModule, copies: Mapping[Any, Any], own: int) -> None:
-    """Have the backward take what several saved views are views of, and copy the views itself.
+    """Have the backward take the base of several saved views, and copy the views itself.
 
-    Where views are views, saving them along with their base costs nothing; copies have memory of their own. ``own``:
-    how many of the forward's outputs are not saved ones.
+    To save views along with their base costs nothing, but copies have memory of their own. ``own``: how many of the
+    forward's outputs are results; the rest is saved.
     """
     computed = {node.name: node for node in forward.graph.nodes if node.op != "output"}
     taken = {node.name: node for node in _placeholders(backward)}
@@ -179,7 +181,7 @@ def _save_bases(forward: GraphModule, backward: GraphModule, copies: Mapping[Any
 
 
 def _chain(node: Node, copies: Mapping[Any, Any]) -> list[Node]:
-    """The views that lead to a node, and before them what they are views of."""
+    """The views that lead to a node, and first their base."""
     chain = [node]
     while chain[0].target in copies and len(chain[0].all_input_nodes) == 1:
         chain.insert(0, chain[0].all_input_nodes[0])
@@ -187,13 +189,13 @@ def _chain(node: Node, copies: Mapping[Any, Any]) -> list[Node]:
 
 
 def _views(forward: GraphModule, own: int) -> list[tuple[int, int]]:
-    """Outputs in the memory of an input, or of one of the ``own`` first: of which, inputs counted before outputs.
+    """Outputs in the memory of an input, or of one of the ``own`` first outputs, with its position: inputs come first.
 
-    Calls find it in their hands, and may write there before the backward.
+    Callers hold these tensors, and may write there before the backward.
     """
     inputs = _placeholders(forward)
     first: dict[Node, tuple[Node, int]] = {node: (node, number) for number, node in enumerate(inputs)}
-    found = list[tuple[int, int]]()
+    views = list[tuple[int, int]]()
     for number, node in enumerate(_outputs(forward)):
         if not isinstance(node, Node):
             continue
@@ -201,12 +203,12 @@ def _views(forward: GraphModule, own: int) -> list[tuple[int, int]]:
             first.setdefault(_root(node), (node, len(inputs) + number))
         shown, source = first.get(_root(node), (node, 0))
         if shown is not node:
-            found.append((number, source))
-    return found
+            views.append((number, source))
+    return views
 
 
 def _root(node: Node) -> Node:
-    """The node whose memory another one's is, as far as operators say so."""
+    """The node whose memory a node shares, as far as operators declare it."""
     while node.op == "call_function":
         viewing: Any = node.args[0] if node.target is operator.getitem else node
         if not isinstance(viewing, Node) or not _is_view(viewing.target):
@@ -232,17 +234,17 @@ def _outputs_of(graph: Graph) -> list[Any]:
 
 
 def _saved(backward: GraphModule, outputs: Sequence[Any], own: int, inputs: Mapping[str, int]) -> list[int | Node]:
-    """What the backward takes, but for the tangents, which are last: inputs of the graph, by position, and outputs."""
-    known: dict[str, int | Node] = {node.name: node for node in outputs if isinstance(node, Node)} | {**inputs}
+    """The backward's inputs before the tangents: inputs of the graph, by position, and outputs of the forward."""
+    sources: dict[str, int | Node] = {node.name: node for node in outputs if isinstance(node, Node)} | {**inputs}
     taken = [node.name for node in _placeholders(backward) if not node.name.startswith("tangents_")]
     rest = iter([node for node in outputs[own:] if node.name not in taken])  # states of random numbers, in order
-    return [known[name] if name in known else next(rest) for name in taken]
+    return [sources[name] if name in sources else next(rest) for name in taken]
 
 
 def _rebuilt(
     module: GraphModule, names: Mapping[str, str], outputs: Sequence[Any], copies: Mapping[Any, Any]
 ) -> GraphModule:
-    """A graph with the program's names for its inputs, other outputs, and copies where views stand for them."""
+    """A graph with the program's names for its inputs, other outputs, and copies in place of the views."""
     graph, made = Graph(), dict[Node, Node]()
     for node in _placeholders(module):
         made[node] = graph.placeholder(names.get(node.name, node.name))
@@ -256,9 +258,9 @@ def _rebuilt(
 
 
 def _views_for_copies(graph: Graph) -> dict[Any, Any]:
-    """Have view ops stand for their copying twins, which partition functions take for work; returns the twins.
+    """Replace copies by view ops, as partition functions assume a copy to be costly; returns the copies by view op.
 
-    Where a graph has both, they could not be told apart afterwards: the copies stay.
+    If a graph has both a view op and its copy, they could not be distinguished afterwards: the copies stay.
     """
     twins: dict[Any, Any] = {}
     views = {node.target for node in graph.nodes}
