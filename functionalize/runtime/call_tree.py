@@ -1,7 +1,7 @@
-"""How the arguments of a program are nested in the words of pytrees, for backends whose calls know no other objects.
+"""How the arguments of a program are nested, as a pytree, for backends whose calls take only pytrees.
 
-Invariant: a tensor leaf stands by its number among the leaves of the arguments; no tensor is held. Limits: objects that
-pytrees do not know are held weakly, and are gone if nobody else keeps them.
+Invariant: a tensor leaf is represented by its number among the leaves of the arguments; no tensor is held. Limits:
+objects that are not registered as pytrees are held weakly, and are gone if nobody else keeps them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class ArgumentRef:
 
 @dataclass(frozen=True)
 class ObjectLeaf:
-    """A leaf that is an object with tensors: a reference to it, and which leaves of the arguments these are."""
+    """A leaf that is an object with tensors: a weak reference to it, and its tensors' numbers among the leaves."""
 
     get: Any
     path: str
@@ -37,7 +37,7 @@ class ObjectLeaf:
 
 @dataclass(frozen=True, eq=False)
 class CallTree:
-    """``spec``: of ``(args, kwargs)``. ``leaves``: a reference for each tensor and object, else the very value."""
+    """``spec``: of ``(args, kwargs)``. ``leaves``: references for tensors and objects with tensors, else the values."""
 
     spec: pytree.TreeSpec
     leaves: tuple[Any, ...]
@@ -45,18 +45,18 @@ class CallTree:
 
     @classmethod
     def of(cls, arguments: CallArguments) -> CallTree:
-        """The nesting of one call."""
+        """The tree of the arguments of one call."""
         pairs, spec = _with_paths((tuple(arguments.args), dict(arguments.kwargs)))
         numbers: dict[int, deque[int]] = defaultdict(deque)
         for number, value in enumerate(arguments.leaves):
             if isinstance(value, torch.Tensor):
                 numbers[id(value)].append(number)
-        found = [_leaf(value, path, numbers) for path, value in pairs]
-        return cls(spec, tuple(found), tuple(path for path, _ in pairs))
+        leaves = [_leaf(value, path, numbers) for path, value in pairs]
+        return cls(spec, tuple(leaves), tuple(path for path, _ in pairs))
 
 
 def _with_paths(tree: Any) -> tuple[list[tuple[Any, Any]], pytree.TreeSpec]:
-    """Leaves with their paths, and how they are nested; by number in classes that are registered without keys."""
+    """Leaves with their paths, and the spec; classes that are registered without keys have numbers in the paths."""
     try:
         return pytree.tree_flatten_with_path(tree)
     except ValueError:
@@ -81,13 +81,13 @@ def _leaf(value: Any, path: Sequence[Any], numbers: dict[int, deque[int]]) -> An
     walk.walk([value], 0, _name(path))
     if not walk.tensors:
         return value
-    found = tuple(numbers[id(slot.get())].popleft() for slot in walk.tensors if numbers[id(slot.get())])
+    held = tuple(numbers[id(slot.get())].popleft() for slot in walk.tensors if numbers[id(slot.get())])
     try:
-        return ObjectLeaf(weakref.ref(value), _name(path), found)
+        return ObjectLeaf(weakref.ref(value), _name(path), held)
     except TypeError:
-        return ObjectLeaf(lambda: None, _name(path), found)
+        return ObjectLeaf(lambda: None, _name(path), held)
 
 
 def _name(path: Sequence[Any]) -> str:
-    """What an argument is called in paths of state."""
+    """The name of an argument in paths of state."""
     return "_".join(str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key)))) for key in path[1:])

@@ -1,10 +1,10 @@
-"""Decisions that a program takes by data: what a capture found, and whether a call finds the same.
+"""Branches on tensor values: the answers that a capture recorded, and whether a call gives the same ones.
 
-A graph with decisions is right for calls whose data decide alike. They are outputs of the graph, which is pure: a call
-that takes another branch has written nothing.
+A graph with decisions is right for calls that take the same branches. Decisions are outputs of the graph, which is
+pure: a call that takes another branch has written nothing.
 
 Invariant: two captures of a program ask the same first question, and after equal answers the same next one. Limits:
-programs that ask by the data and by what a graph knows nothing of: the time, Python's own random numbers.
+programs whose questions depend on more than the graph computes: the time, Python's own random numbers.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from torch.fx import Graph, Node
 from functionalize.call_stack import user_frames
 from functionalize.errors import DecisionsAssertedWarning
 
-Answers = tuple[Any, ...]  # of a program's decisions, in order; or of the first ones
+Answers = tuple[Any, ...]  # to a program's decisions, in order; or to the first few
 
 
 @dataclass(frozen=True)
 class Decision:
     """A branch on a tensor value that a program took.
 
-    ``location``: the line that asked, as ``file:line in function: text``. ``answer``: what it got.
-    ``of_backward``: asked by the captured backward, which exported graphs have not.
+    ``location``: the line that branches, as ``file:line in function: text``. ``answer``: the value it got.
+    ``of_backward``: whether the captured backward branches, which exported graphs do not contain.
     """
 
     location: str
     answer: Any
-    output: int  # of the graph, whose value it is
+    output: int  # of the graph: its value
     of_backward: bool = False
 
     def __str__(self) -> str:
@@ -44,23 +44,23 @@ class Decision:
 
 
 class Diverged(Exception):
-    """A call takes another branch; not seen by callers. ``answers``: those known; the last one differs."""
+    """A call takes another branch; not seen by callers. ``answers``: those so far; the last one differs."""
 
     def __init__(self, answers: Answers) -> None:
         super().__init__(answers)
         self.answers = answers
 
 
-def same_answer(one: Any, other: Any) -> bool:
-    """Whether a program cannot tell two numbers apart."""
-    if type(one) is float and type(other) is float:
-        zeros = one == other and math.copysign(1, one) == math.copysign(1, other)  # which have a sign
-        return zeros or (math.isnan(one) and math.isnan(other))
-    return bool(one == other)
+def same_answer(value: Any, other: Any) -> bool:
+    """Whether two numbers are the same to a program."""
+    if type(value) is float and type(other) is float:
+        zeros = value == other and math.copysign(1, value) == math.copysign(1, other)  # -0.0 is not 0.0
+        return zeros or (math.isnan(value) and math.isnan(other))
+    return bool(value == other)
 
 
 def agree(answers: Answers, others: Answers) -> bool:
-    """Whether decisions begin with some answers."""
+    """Whether ``others`` begin with ``answers``."""
     return len(answers) <= len(others) and all(map(same_answer, answers, others))
 
 
@@ -68,17 +68,17 @@ def check(decisions: Sequence[Decision], results: Sequence[Any]) -> None:
     """Compare decisions with the results of a graph.
 
     Raises:
-        Diverged: one came out otherwise.
+        Diverged: a decision has another answer.
     """
     for number, decision in enumerate(decisions):
         compare(results[decision.output], decisions, number)
 
 
 def compare(value: Any, decisions: Sequence[Decision], number: int) -> None:
-    """Compare one decision with what it comes to.
+    """Compare one decision with its value in a call.
 
     Raises:
-        Diverged: it came out otherwise.
+        Diverged: the value differs.
     """
     if not same_answer(value, decisions[number].answer):
         raise Diverged((*(decision.answer for decision in decisions[:number]), value))
@@ -88,7 +88,7 @@ _PACKAGES = ("site-packages", "dist-packages")
 
 
 def warn_of_assertions(decisions: Sequence[Decision], *, is_exporting: bool) -> None:
-    """Warn the user's line that what it exports asserts decisions; ``is_exporting``: as the program was captured."""
+    """Warn at the user's line that the export asserts decisions; ``is_exporting``: as in `capture`."""
     if not decisions:
         return
     lines = "".join(f"\n    at   {line}" for line in dict.fromkeys(map(str, decisions)))
@@ -118,7 +118,7 @@ def warn_of_assertions(decisions: Sequence[Decision], *, is_exporting: bool) -> 
 
 
 def with_assertions(graph: Graph, decisions: Sequence[Decision]) -> None:
-    """Have a graph assert its decisions, by nodes that exporters know."""
+    """Have a graph assert its decisions, with nodes that exporters support."""
     results: Any = graph.output_node().args[0]
     for decision in decisions:
         node = results[decision.output]
@@ -130,20 +130,20 @@ def with_assertions(graph: Graph, decisions: Sequence[Decision]) -> None:
 
 
 def with_checks(graph: Graph, decisions: Sequence[Decision]) -> None:
-    """Have a graph compare each decision as soon as it is computed: what follows may fail for data of another way.
+    """Have a graph compare each decision as soon as it is computed: what follows may fail on another branch.
 
-    In the order in which they are taken: one that comes out otherwise says that those before it did not.
+    Decisions are compared in the order in which they are taken, so those before one that differs have agreed.
     """
     results: Any = graph.output_node().args[0]
     places = {node: place for place, node in enumerate(graph.nodes)}
-    last: Node | None = None  # after which the next is compared
+    last: Node | None = None  # after this node, the next decision is compared
     for number, decision in enumerate(decisions):
         node = results[decision.output]
         if isinstance(node, Node):
-            check_one: Any = functools.partial(compare, decisions=decisions, number=number)
-            check_one.__name__, check_one.__module__ = f"decision_{number}", "functionalize"
+            compare_one: Any = functools.partial(compare, decisions=decisions, number=number)
+            compare_one.__name__, compare_one.__module__ = f"decision_{number}", "functionalize"
             if last is None or places[last] < places[node]:
                 last = node
             with graph.inserting_after(last):
-                check_node = graph.call_function(check_one, (node,))
+                check_node = graph.call_function(compare_one, (node,))
             places[check_node], last = places[last], check_node

@@ -1,7 +1,7 @@
-"""What a captured program can be turned into for other engines: the methods, and who does the work.
+"""The methods that export a captured program for other engines, and the backend that does the work of each.
 
-Invariant: a backend is imported when it is first asked for; the packages that it needs are nobody else's dependencies.
-Limits: backends stand above programs, so they are known by name here.
+Invariant: a backend is imported when its method is first called; nothing else depends on the packages that it needs.
+Limits: backends are a layer above programs, so this module knows them by name.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from functionalize.runtime.training_mode import warn_of_training
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
-_BACKENDS = {  # by method: the module, and its function of a program
+_BACKENDS = {  # by method: the module, and its function that takes a program
     "to_exported_program": ("exported_program", "to_exported_program"),
     "to_core_aten": ("exported_program", "to_core_aten"),
     "to_onnx": ("onnx", "to_onnx"),
@@ -28,8 +28,8 @@ _BACKENDS = {  # by method: the module, and its function of a program
 
 def _backend(method: str) -> Callable[..., Any]:
     module, name = _BACKENDS[method]
-    found: Callable[..., Any] = getattr(importlib.import_module(f"functionalize.backends.{module}"), name)
-    return found
+    convert: Callable[..., Any] = getattr(importlib.import_module(f"functionalize.backends.{module}"), name)
+    return convert
 
 
 class Exports:
@@ -81,8 +81,8 @@ class Exports:
             >>> state[2]
             tensor(3)
         """
-        found: ExportedProgram = _backend("to_exported_program")(self, explicit_state=explicit_state)
-        return found
+        exported: ExportedProgram = _backend("to_exported_program")(self, explicit_state=explicit_state)
+        return exported
 
     def to_core_aten(self, *, explicit_state: bool = False) -> ExportedProgram:
         """Convert the program like :meth:`to_exported_program`, but only with operators of the core ATen set.
@@ -103,8 +103,8 @@ class Exports:
             >>> [str(node.target) for node in exported.graph.nodes if node.op == "call_function"]
             ['aten.gelu.default']
         """
-        found: ExportedProgram = _backend("to_core_aten")(self, explicit_state=explicit_state)
-        return found
+        exported: ExportedProgram = _backend("to_core_aten")(self, explicit_state=explicit_state)
+        return exported
 
     def to_onnx(
         self,

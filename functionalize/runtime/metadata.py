@@ -1,9 +1,9 @@
 """What a call needs to know of a captured program: plain data, frozen when the capture ends; symbols as expressions.
 
-Invariant: nothing here holds a tracer, a fake tensor or an example input; tensors are named by number, inputs by their
-position, results by their position among the graph's outputs, tensors that the caller gets by their position in
-``outputs``. Limits: constants that the program itself holds are tensors; a symbol is read off a size that is linear
-in it.
+Invariant: nothing here holds a tracer, a fake tensor or an example input. Tensors are identified by numbers: inputs by
+their position, results by their position among the graph's outputs, tensors that the caller gets by their position in
+``outputs``. Limits: constants of the program are held as tensors; a symbol is solved only from a size that is linear in
+it.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from functionalize.runtime.outputs.side_effects import LeftInObjects, ScheduleSt
 
 
 def frozen_number(number: Any) -> Any:
-    """A size as an integer, or as the expression of symbols that it is."""
+    """A size as an integer, or as an expression of symbols."""
     return number.node.expr if isinstance(number, torch.SymInt) else number
 
 
 def frozen_layout(layout: Layout) -> Layout:
-    """A layout whose sizes are integers and expressions."""
+    """A layout with integers and expressions for its sizes."""
     return _with_numbers(layout, frozen_number)
 
 
@@ -46,12 +46,12 @@ def _with_numbers(layout: Layout, number: Callable[[Any], Any]) -> Layout:
 
 @dataclass(frozen=True)
 class SymbolSources:
-    """Where a call reads the symbols: sizes of inputs and of the graph's outputs, inputs and outputs that are sizes."""
+    """Where a call reads the values of symbols: from sizes of inputs and outputs, and from those that are numbers."""
 
     inputs: tuple[tuple[int, Layout], ...] = ()
-    numbers: tuple[tuple[int, Any], ...] = ()
-    outputs: tuple[tuple[int, Layout], ...] = ()
-    computed: tuple[tuple[int, Any], ...] = ()  # outputs of the graph that are symbols, which are not in a size
+    numbers: tuple[tuple[int, Any], ...] = ()  # inputs that are numbers
+    outputs: tuple[tuple[int, Layout], ...] = ()  # of the graph
+    computed: tuple[tuple[int, Any], ...] = ()  # outputs of the graph that are symbols, which no size has
     asserted: tuple[Any, ...] = ()  # conditions on symbols, which a call must meet
 
     def bind(self, inputs: Sequence[Any], results: Sequence[Any]) -> SymbolBindings:
@@ -72,30 +72,30 @@ class SymbolSources:
 
     @property
     def learned(self) -> set[Any]:
-        """The symbols that a call learns."""
-        known: set[Any] = set()
+        """The symbols whose values a call learns."""
+        learned: set[Any] = set()
         sizes = [size for _, layout in (*self.inputs, *self.outputs) for size in layout.size if type(size) is not int]
         for expression in [*(number for _, number in (*self.numbers, *self.computed)), *sizes]:
-            unknown = expression.free_symbols - known
+            unknown = expression.free_symbols - learned
             if len(unknown) == 1 and _slope(expression, *unknown):
-                known |= unknown
-        return known
+                learned |= unknown
+        return learned
 
     def unlearned(self, layouts: Iterable[Layout], numbers: Iterable[Any]) -> list[Any]:
-        """The symbols of layouts and numbers that a call does not learn, by name."""
+        """The symbols of layouts and numbers whose values a call does not learn, sorted by name."""
         needed = [n for layout in layouts for n in (*layout.size, *layout.stride, layout.offset)]
         free = {s for number in (*needed, *numbers) if hasattr(number, "free_symbols") for s in number.free_symbols}
         return sorted(free - self.learned if free else free, key=str)
 
 
 class SymbolBindings:
-    """The integers that symbols stand for."""
+    """The integers that symbols stand for in a call."""
 
     def __init__(self) -> None:
         self._known: dict[Any, int] = {}
 
     def bind_layout(self, layout: Layout, tensor: torch.Tensor) -> None:
-        """Read symbols off a tensor of a known layout."""
+        """Learn symbols from the sizes of a tensor that has a layout."""
         if tensor.dim() != len(layout.size):
             raise OTHER_RANK.error(now=tensor.dim(), before=len(layout.size))
         for expression, number in zip(layout.size, tensor.size(), strict=True):
@@ -103,30 +103,30 @@ class SymbolBindings:
                 self.bind_size(expression, number)
 
     def bind_size(self, expression: Any, number: int) -> None:
-        """Learn a symbol from what an expression that is linear in it comes to."""
+        """Learn a symbol from the value of an expression that is linear in it."""
         unknown = expression.free_symbols.difference(self._known)
         if len(unknown) != 1:
             return
         (symbol,) = unknown
-        known = expression.xreplace(self._known)
-        slope = _slope(known, symbol)
-        rest = number - known.xreplace({symbol: 0}) if slope else 1  # what is not linear may divide by the symbol
+        linear = expression.xreplace(self._known)
+        slope = _slope(linear, symbol)
+        rest = number - linear.xreplace({symbol: 0}) if slope else 1  # an expression with slope 0 may divide by it
         if slope and rest % slope == 0:
             value = int(rest / slope)
-            if known.xreplace({symbol: value}) == number:
+            if linear.xreplace({symbol: value}) == number:
                 self._known[symbol] = value
 
     def number(self, size: Any) -> Any:
-        """A size in this call; the expression itself where some symbol of it is unknown."""
+        """A size in this call; the expression itself if one of its symbols is unknown."""
         if type(size) is int or not hasattr(size, "xreplace"):
             return size
         value = size.xreplace(self._known)
         return int(value) if type(value) is int or value.is_number else size
 
     def holds(self, condition: Any) -> bool:
-        """Whether a condition may hold: where some symbol of it is not known, it may."""
+        """Whether a condition may hold: it may if one of its symbols is unknown."""
         if not all(symbol.is_integer for symbol in condition.free_symbols.difference(self._known)):
-            return True  # unknown floats decide nothing, and sympy would take long to find that out
+            return True  # with unknown floats nothing is decided, and sympy would take long to find that out
         return str(condition.xreplace(self._known)) != "False"
 
     def __str__(self) -> str:
@@ -139,8 +139,8 @@ class SymbolBindings:
 
 @lru_cache(maxsize=1024)
 def _slope(expression: Any, symbol: Any) -> Any:
-    """By how much an expression that is linear in a symbol grows with it; zero where it is not linear."""
-    if not expression.is_polynomial(symbol):  # the smaller of two sizes may look so for some
+    """The slope of an expression that is linear in a symbol; zero if it is not linear."""
+    if not expression.is_polynomial(symbol):  # `Min` of two sizes may look linear at the points below
         return 0
     at_zero, at_one, at_two = (expression.xreplace({symbol: value}) for value in (0, 1, 2))
     return at_one - at_zero if at_one - at_zero == at_two - at_one else 0
@@ -157,29 +157,29 @@ class GraphInput:
     name: str  # of the placeholder
     target: str | None  # the path of a state tensor
     is_tensor: bool
-    slot: Slot | None = None  # where a state tensor is found
+    slot: Slot | None = None  # where a call finds a state tensor
     argument: int | None = None  # its position among the leaves of the arguments
-    constant: Any = None  # what the program holds itself: a tensor, or a plain value
+    constant: Any = None  # a tensor or plain value that the program itself holds
     persistent: bool | None = None
     gradient_of: int | None = None  # the input whose gradient it is
-    base_of: int | None = None  # an input that is to autograd a view of it
-    root: int | None = None  # the input that autograd knew it for a view of; both have one version
-    requires_grad: bool | None = None  # whether it requires gradients after the call, where the program changes that
+    base_of: int | None = None  # an input that autograd takes for a view of this one
+    root: int | None = None  # the input that autograd takes this one for a view of; both share a version counter
+    requires_grad: bool | None = None  # whether it requires gradients after the call, if the program changes that
     writes: int = 0  # by how much its version grows
 
     @property
     def label(self) -> str:
-        """What messages call it."""
+        """Its name in messages, with "input" or "state"."""
         return f"the {'input' if self.target is None else 'state'} {self.quoted}"
 
     @property
     def quoted(self) -> str:
-        """The same, without what kind of input it is."""
+        """Its quoted name alone."""
         return f"`{self.name if self.target is None else self.target}`"
 
 
 class AliasKind(enum.Enum):
-    """What a tensor that the caller gets is to the program's inputs and results."""
+    """How a tensor that the caller gets relates to the program's inputs and results."""
 
     RESULT = "a separate tensor"
     INPUT = "that input itself"
@@ -198,20 +198,20 @@ class OutputAlias:
     layout: Layout
     requires_grad: bool
     result: int | None = None  # the graph's output that has its value
-    input: int | None = None  # whose storage it lies in
+    input: int | None = None  # whose storage it shares
     group: int | None = None  # which storage it shares with other outputs
     capacity: Any = 0  # bytes of that storage
     base: int | None = None  # of VIEW_OF_BASE: the position among the bases
-    own_gradient: bool = False  # its memory is where the kind says, its gradient that of the result
+    own_gradient: bool = False  # its memory is as the kind says, its gradient is the result's
     leaf: Callable[[torch.Tensor], torch.Tensor] | None = None  # makes a leaf, as the program did
-    inference: bool | None = False  # whether it is an inference tensor; None: as the mode of the call has it
-    creation: Any = None  # of a view: how autograd came by it; None: by an operator that gives one view
+    inference: bool | None = False  # whether it is an inference tensor; None: as the call's mode is
+    creation: Any = None  # autograd's creation meta of a view; None: an operator that returns one view
     gradient: int | None = None  # of a tensor that the program made: the output that is its gradient
 
 
 @dataclass(frozen=True, eq=False)
 class BaseResult:
-    """A result that other outputs are views of; with gradients, these flow through it."""
+    """A result that other outputs are views of; their gradients flow through it."""
 
     layout: Layout
     requires_grad: bool
@@ -220,7 +220,7 @@ class BaseResult:
 
 @dataclass(frozen=True)
 class InputRef:
-    """An input, as the argument of an op on another one; ``old``: as it was, with the storage that it has left."""
+    """An input, as the argument of an op on another input; ``old``: with the storage that it had before the call."""
 
     number: int
     old: bool = False
@@ -237,7 +237,7 @@ class NewStorage:
 
 @dataclass(frozen=True, eq=False)
 class PartialWrite:
-    """A value to copy: the graph's output, and the view ops that lead from the input to where it goes."""
+    """A value to copy: the graph's output, and the view ops that lead from the input to its destination."""
 
     result: int
     path: tuple[OpCall, ...] = ()
@@ -251,11 +251,11 @@ class InputMutation:
     metadata: tuple[OpCall, ...]
     writes: tuple[PartialWrite, ...]
     after: tuple[OpCall, ...]
-    layout: Layout | None = None  # if not the input itself is written, but other memory of its storage
+    layout: Layout | None = None  # of the written memory, if it is another part of the input's storage
     differentiable: bool = False  # whether autograd is to see the copy
-    detached: bool = False  # whether the input loses how it was computed
-    overlaps: bool = False  # whether several positions of the input share an element
-    inference: bool = False  # whether the input gets data that are an inference tensor
+    detached: bool = False  # whether the input loses its autograd history
+    overlaps: bool = False  # whether several positions of the input share memory
+    inference: bool = False  # whether the input's data become an inference tensor
 
 
 def needed_results(
@@ -266,9 +266,9 @@ def needed_results(
     *,
     further_bases: bool,
 ) -> list[int]:
-    """Which of a graph's outputs a call reads; the others are views that it makes by itself.
+    """Which of a graph's outputs a call reads; it makes the remaining outputs itself, as views.
 
-    ``further_bases``: whether the graph gives the values of bases that are no outputs.
+    ``further_bases``: whether the graph also computes the values of bases that are not outputs.
     """
     needed = {write.result for mutation in mutations for write in mutation.writes}
     needed |= {base.result for base in bases if base.result is not None}
@@ -284,7 +284,7 @@ def needed_results(
 def looked_up(
     mutations: Iterable[InputMutation], outputs: Iterable[OutputAlias], bases: Iterable[BaseResult]
 ) -> tuple[list[Layout], list[Any]]:
-    """The layouts and the numbers in which a call puts integers for symbols."""
+    """The layouts and numbers in which a call replaces symbols with integers."""
     outputs = list(outputs)
     layouts = [alias.layout for alias in outputs] + [base.layout for base in bases]
     numbers = [alias.capacity for alias in outputs]
@@ -298,32 +298,32 @@ def looked_up(
 
 @dataclass(frozen=True)
 class GraphTraits:
-    """What a call has to know of the graph."""
+    """What a call needs to know of the graph."""
 
-    outputs: int  # how many it has
-    keeps_workspaces: bool  # whether an op gives what a backward in the graph needs, with grad mode on only
+    outputs: int  # how many outputs it has
+    keeps_workspaces: bool  # whether an op computes what a backward in the graph needs only if grad mode is on
     decisions: tuple[Decision, ...] = ()  # on tensor values, in order
-    draws: tuple[Any, ...] = ()  # of a graph with decisions: what it draws random numbers from, for `RandomState`
-    numbers: tuple[int, ...] = ()  # its outputs that are numbers in objects
-    sparse: frozenset[int] = frozenset()  # its outputs that are not strided
-    differentiates: bool = False  # whether it has gradients that the program takes itself
-    lays_out_ones: bool = False  # whether dimensions of one position are known to have the strides of eager
-    acts: bool = False  # whether it does more than to give results: it is to run once for each call
+    draws: tuple[Any, ...] = ()  # what a graph with decisions draws random numbers from, for `RandomState`
+    numbers: tuple[int, ...] = ()  # its outputs that are numbers which objects hold
+    sparse: frozenset[int] = frozenset()  # its outputs without strides
+    differentiates: bool = False  # whether it contains gradients that the program computes itself
+    lays_out_ones: bool = False  # whether dimensions of size 1 are known to have the strides of eager
+    acts: bool = False  # whether it has effects beside its results, so that it must run once for each call
 
     @property
     def of_forward(self) -> tuple[Decision, ...]:
-        """The decisions without those of the backward."""
+        """The decisions of the forward."""
         return tuple(decision for decision in self.decisions if not decision.of_backward)
 
     @property
     def answers(self) -> Answers:
-        """What the data decided."""
+        """The answers to the decisions."""
         return tuple(decision.answer for decision in self.decisions)
 
 
 @dataclass(frozen=True, eq=False)
 class ProgramMetadata:
-    """All that stands between a call's inputs and its graph, and between the graph's outputs and what a call does."""
+    """All that a call needs to pass its inputs to the graph, and to act on the graph's outputs."""
 
     inputs: tuple[GraphInput, ...]
     unused: frozenset[int]  # inputs that the graph does not take
@@ -331,11 +331,11 @@ class ProgramMetadata:
     mutations: tuple[InputMutation, ...]
     outputs: tuple[OutputAlias, ...]
     bases: tuple[BaseResult, ...]
-    results: tuple[Any, ...]  # how the leaves are made that the program returns
+    results: tuple[Any, ...]  # how the leaves of the returned value are made
     spec: pytree.TreeSpec
-    gradients: Mapping[int, int | None]  # of inputs: the output that is its new gradient, or that it has none
-    gradients_read: frozenset[int]  # of which inputs
-    only_accumulates: bool  # gradients are only added to: without one, zeros do as well
+    gradients: Mapping[int, int | None]  # by input: the output that is its new gradient; None: its gradient is removed
+    gradients_read: frozenset[int]  # the inputs whose gradients the program reads
+    only_accumulates: bool  # whether gradients are only added to, so that zeros may replace a missing one
     left: LeftInObjects
     layouts_before: Mapping[int, Layout]
     layouts_after: Mapping[int, Layout]
@@ -343,17 +343,17 @@ class ProgramMetadata:
 
     @property
     def gives_gradients(self) -> bool:
-        """Whether tensors that the program made have gradients, which no graph can give them."""
+        """Whether tensors that the program made have gradients, which no graph can attach to them."""
         return any(alias.gradient is not None for alias in self.outputs)
 
     @property
     def side_effects(self) -> Sequence[SideEffect]:
-        """What a call leaves in objects."""
+        """The changes to Python objects that a call makes."""
         return self.left.side_effects
 
     @property
     def steps(self) -> Sequence[ScheduleStep]:
-        """The steps of schedulers that a call does in the end."""
+        """The steps of schedulers that a call makes at the end."""
         return self.left.steps
 
     @cached_property
@@ -363,12 +363,12 @@ class ProgramMetadata:
 
     @cached_property
     def versions(self) -> dict[int, int]:
-        """By how much the versions of inputs grow, of those that are written."""
+        """By how much the versions of written inputs grow."""
         return {number: entry.writes for number, entry in enumerate(self.inputs) if entry.writes}
 
     @cached_property
     def uncounted_writes(self) -> dict[int, int]:
-        """The same without the writes that autograd counts when a call writes back."""
+        """The growth of versions, without the writes that autograd counts when a call writes back."""
         counts = dict(self.versions)
         for mutation in self.mutations:
             root = self.inputs[mutation.input].root
@@ -380,27 +380,26 @@ class ProgramMetadata:
     @cached_property
     def requiring(self) -> list[tuple[int, bool]]:
         """The inputs whose `requires_grad` a call sets, and to what."""
-        found = [(number, entry.requires_grad) for number, entry in enumerate(self.inputs)]
-        return [(number, requires) for number, requires in found if requires is not None]
+        return [(n, entry.requires_grad) for n, entry in enumerate(self.inputs) if entry.requires_grad is not None]
 
     @property
     def detached(self) -> set[int]:
-        """The inputs that a call detaches in their place."""
+        """The inputs that a call detaches in place."""
         written = {mutation.input for mutation in self.mutations if mutation.detached}
         return written | {number for number, requires in self.requiring if not requires}
 
     @property
     def has_backward(self) -> bool:
-        """Whether the graph has a backward of the program's own, which leaves inputs new gradients."""
+        """Whether the graph contains a backward that the program runs, which gives inputs new gradients."""
         return self.graph.differentiates and any(number is not None for number in self.gradients.values())
 
     @property
     def leaves_sparse_gradients(self) -> bool:
-        """Whether it leaves gradients that are not strided: added to zeros, they would be."""
+        """Whether it leaves gradients without strides: added to zeros, they would become strided."""
         outputs = [self.outputs[number] for number in self.gradients.values() if number is not None]
         return any(alias.result in self.graph.sparse for alias in outputs)
 
     @cached_property
     def moves_storages(self) -> bool:
-        """Whether inputs leave their storages, or memory of these is written that they do not show."""
+        """Whether inputs get other storages or metadata, or memory of a storage is written outside its input."""
         return any(mutation.metadata or mutation.layout is not None for mutation in self.mutations)

@@ -1,7 +1,7 @@
-"""The state of the generators that a call draws random numbers from: another run draws the same ones.
+"""The states of the generators that a call draws random numbers from, so that another run draws the same numbers.
 
-Invariant: a run under the state of a call leaves the generators as it found them. Limits: generators of the CPU and of
-CUDA devices, and those that are passed.
+Invariant: a run under the state of a call leaves the generators as they were before it. Limits: the default generators
+of the CPU and of CUDA devices, and generators that are passed.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from functionalize._torch import pytree
 from functionalize.ops.calls import draws
 
 
-def anew(generator: torch.Generator) -> torch.Generator:
-    """The generator that a program makes at each call: as the one that the capture saw began."""
+def fresh_generator(generator: torch.Generator) -> torch.Generator:
+    """The generator that a program makes at each call, in the state in which the capture's own began."""
     return generator.clone_state()
 
 
@@ -29,9 +29,9 @@ def is_random(node: Node) -> bool:
 
 
 def source_of(node: Node, root: torch.nn.Module) -> Any:
-    """What a node draws random numbers from: a generator, a device that has one, a node; None if it draws none.
+    """What a node draws random numbers from: a generator, a device, a node that gives a generator; None if it does not.
 
-    ``root``: what the graph's attributes are found on: bodies of higher-order ops, which draw as well.
+    ``root``: the module that holds the graph's attributes, such as bodies of higher-order ops, which may draw too.
     """
     if is_random(node):
         generator = node.kwargs.get("generator")
@@ -41,27 +41,27 @@ def source_of(node: Node, root: torch.nn.Module) -> Any:
     for argument in node.all_input_nodes:
         body = getattr(root, str(argument.target), None) if argument.op == "get_attr" else None
         if isinstance(body, GraphModule):
-            inside = (source_of(one, body) for one in body.graph.nodes)
-            found = next((source for source in inside if source is not None), None)
-            if found is not None:
-                return found if isinstance(found, torch.Generator) else _device_of(node)
+            inside = (source_of(inner, body) for inner in body.graph.nodes)
+            source = next((source for source in inside if source is not None), None)
+            if source is not None:
+                return source if isinstance(source, torch.Generator) else _device_of(node)
     return None
 
 
 def _device_of(node: Node) -> torch.device:
-    """The device that a node draws on: what it gives may not be known yet."""
-    given = node.kwargs.get("device")
-    if isinstance(given, (str, torch.device)):
-        return torch.device(given)
-    values = pytree.tree_leaves([one.meta.get("val") for one in (node, *node.all_input_nodes)])
+    """The device that a node draws on: that of its result or, if the node has no value yet, of its inputs."""
+    device = node.kwargs.get("device")
+    if isinstance(device, (str, torch.device)):
+        return torch.device(device)
+    values = pytree.tree_leaves([source.meta.get("val") for source in (node, *node.all_input_nodes)])
     return next((value.device for value in values if isinstance(value, torch.Tensor)), torch.device("cpu"))
 
 
 def sources(graph: Graph, root: torch.nn.Module) -> tuple[Any, ...]:
-    """What the nodes of a graph draw random numbers from, as :class:`RandomState` names it."""
-    found = (source_of(node, root) for node in graph.nodes)
-    there = (source for source in found if not (isinstance(source, Node) and source.target is anew))
-    named = (source.name if isinstance(source, Node) else source for source in there)
+    """The generators, devices and names of inputs that the nodes of a graph draw from, for :class:`RandomState`."""
+    of_nodes = (source_of(node, root) for node in graph.nodes)
+    outer = (source for source in of_nodes if not (isinstance(source, Node) and source.target is fresh_generator))
+    named = (source.name if isinstance(source, Node) else source for source in outer)
     return tuple(dict.fromkeys(source for source in named if source is not None))
 
 
@@ -73,18 +73,18 @@ class RandomState:
 
     @classmethod
     def now(cls, draws: Sequence[Any], inputs: Mapping[str, Any]) -> RandomState:
-        """The state now. ``draws``: generators, devices that have one, and names of inputs that are one."""
-        found = (generator_of(source, inputs) for source in draws)
-        return cls(tuple((generator, generator.get_state()) for generator in found)) if draws else _NONE
+        """The state now. ``draws``: generators, devices for their default ones, names of inputs that are generators."""
+        generators = (generator_of(source, inputs) for source in draws)
+        return cls(tuple((generator, generator.get_state()) for generator in generators)) if draws else _NONE
 
     def restore(self) -> None:
-        """Have the generators go on from here."""
+        """Set the generators to this state."""
         for generator, state in self.states:
             generator.set_state(state)
 
     @contextlib.contextmanager
     def again(self) -> Iterator[None]:
-        """Draw once more what was drawn from this state on."""
+        """Run in this state: what runs draws the same numbers once more."""
         before = [(generator, generator.get_state()) for generator, _ in self.states]
         try:
             self.restore()
@@ -99,7 +99,7 @@ _NONE = RandomState()
 
 @contextlib.contextmanager
 def default_generators_kept() -> Iterator[None]:
-    """Around what draws, and leaves torch's generators as they were."""
+    """Restore torch's default generators afterwards."""
     before = RandomState(tuple((generator, generator.get_state()) for generator in _default_generators()))
     try:
         yield
@@ -108,7 +108,7 @@ def default_generators_kept() -> Iterator[None]:
 
 
 def default_generators_of_devices() -> tuple[torch.Generator, ...]:
-    """The default generators of all devices that are in use, but the CPU's."""
+    """The default generators of all devices in use, without the CPU's."""
     return tuple(torch.cuda.default_generators) if torch.cuda.is_initialized() else ()
 
 
@@ -117,7 +117,7 @@ def _default_generators() -> list[torch.Generator]:
 
 
 def generator_of(source: Any, inputs: Mapping[str, Any]) -> torch.Generator:
-    """A generator, by itself, by the device whose default it is, or by the name of an input."""
+    """The generator for a source: itself, the default one of a device, or the input of a name."""
     if isinstance(source, torch.Generator):
         return source
     if isinstance(source, str):

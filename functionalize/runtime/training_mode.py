@@ -1,7 +1,7 @@
-"""Whether a module goes out with what it does in training alone: dropout that is live, statistics of the batch.
+"""Warns of the export of a module in training mode, with active dropout or statistics of the batch.
 
-Invariant: a training step is asked for as one, and is never warned of. Limits: modules of torch's own are known by
-name; those of others where their program draws random numbers.
+Invariant: there is no warning for a training step, which is a function and not a module. Limits: of torch's own modules
+the classes below are known; of others, whether their program draws random numbers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 
 
 def warn_of_training(model: Callable[..., Any], graph: Graph, stacklevel: int) -> None:
-    """Warn where a module is in training mode, and this makes a difference; ``graph``: of its program."""
+    """Warn if a module is in training mode, and this changes its results; ``graph``: of its program."""
     if not isinstance(model, nn.Module):
         return
     trained = [(path, module) for path, module in model.named_modules() if module.training and _differs(module)]
@@ -42,7 +42,7 @@ def warn_of_training(model: Callable[..., Any], graph: Graph, stacklevel: int) -
 
 
 def _differs(module: Any) -> bool:
-    """Whether a module does something else in training mode."""
+    """Whether a module computes something else in training mode."""
     if isinstance(module, _DROPOUTS):
         return bool(module.p > 0)
     if isinstance(module, _BATCH_NORMS + _INSTANCE_NORMS):

@@ -15,7 +15,7 @@ from functionalize._torch.exporting import on_numbers
 from functionalize.backends.decompose import is_operator
 from functionalize.call_stack import line_of_trace
 from functionalize.runtime.calls.specialization import Recorded
-from functionalize.runtime.random_state import anew
+from functionalize.runtime.random_state import fresh_generator
 
 Refusal = tuple[str, str, str, str]
 _GRADIENT_OF_RESULT = (
@@ -62,7 +62,7 @@ def _line(node: Node) -> str:
 
 def _functions(graph: Graph) -> Iterator[Refusal]:
     for node in graph.nodes:
-        if node.op != "call_function" or is_operator(node.target) or node.target is anew:
+        if node.op != "call_function" or is_operator(node.target) or node.target is fresh_generator:
             continue
         if not on_numbers(node.target):
             yield (
@@ -76,8 +76,8 @@ def _functions(graph: Graph) -> Iterator[Refusal]:
 def _draws_from_generators(graph: Graph, root: torch.nn.Module) -> Iterator[Refusal]:
     for node in graph.nodes:
         attribute = getattr(root, str(node.target), None) if node.op == "get_attr" else None
-        for user in node.users if node.target is anew or isinstance(attribute, torch.Generator) else ():
-            if user.target is not anew:
+        for user in node.users if node.target is fresh_generator or isinstance(attribute, torch.Generator) else ():
+            if user.target is not fresh_generator:
                 yield (
                     "the program draws random numbers from its own generator",
                     "an exported program cannot hold generators",

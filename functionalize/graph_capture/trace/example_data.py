@@ -24,7 +24,7 @@ from functionalize._torch.symbols.tracing import nodes_in_use
 from functionalize.ops import tables
 from functionalize.refusals.values import ACTS_BESIDE_BRANCH, COLLECTIVE_BESIDE_BRANCH
 from functionalize.runtime.graphs.view_reads import reads_views, uncopied
-from functionalize.runtime.random_state import RandomState, anew, generator_of, source_of
+from functionalize.runtime.random_state import RandomState, fresh_generator, generator_of, source_of
 
 _FEW = 64  # so many values are kept without a check of their use
 
@@ -113,7 +113,7 @@ class ExampleData:
     def _drawing(self, nodes: Sequence[Node]) -> Iterator[None]:
         """Draw from copies of the generators, in the states after the draws so far."""
         drawn = (self._sources[node] for node in nodes)
-        sources = (source for source in drawn if not (isinstance(source, Node) and source.target is anew))
+        sources = (source for source in drawn if not (isinstance(source, Node) and source.target is fresh_generator))
         drawn_from = [generator_of(self._example(s) if isinstance(s, Node) else s, {}) for s in sources]
         generators = {identity_of(generator): generator for generator in drawn_from}
         states = ((g, self._states.get(key, self._state_of(g))) for key, g in generators.items())

@@ -1,10 +1,10 @@
 """Other forms of a captured graph: with writes in place, as a call runs it; ending in ``copy_``, as ``make_fx`` does.
 
-A scatter copies its base to write a part of the copy. Where the base is an input that the call is to write back anyway,
-and nothing reads the old one afterwards, the part is written in place: a decoding step writes a row of its cache.
+A scatter copies its base to write a part of the copy. If the base is an input that the call writes back anyway, and
+nothing reads its old value afterwards, the part is written in place: a decoding step writes a row of its cache.
 
-Invariant: each node has the value that it has in the graph without mutation. Limits: in place where inputs share no
-memory, and in calls that autograd does not follow; by ``copy_`` where inputs do not change to sizes that are symbols.
+Invariant: each node has the value that it has in the graph without mutation. Limits: writes in place need inputs that
+share no memory, and a call that autograd does not follow; ``copy_`` needs inputs whose new sizes are not symbols.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ aten = torch.ops.aten
 
 
 def reinplace(graph: Graph, root: torch.nn.Module, metadata: ProgramMetadata) -> GraphModule | None:
-    """The graph with writes in place where possible; None where it stays as it is. Inputs must not share memory."""
+    """The graph with writes in place where possible; None if it stays as it is. Inputs must not share memory."""
     chains = _chains(graph, metadata)
     if not chains:
         return None
@@ -39,9 +39,9 @@ def reinplace(graph: Graph, root: torch.nn.Module, metadata: ProgramMetadata) ->
 
 
 def _chains(graph: Graph, metadata: ProgramMetadata) -> list[Node]:
-    """Scatters that can write in place, in order."""
+    """The scatters that can write in place, in order."""
     inputs = dict(zip(metadata.taken, graph.find_nodes(op="placeholder"), strict=True))
-    memory = {  # of inputs that are written, as it is so far
+    memory = {  # nodes whose value is so far the memory of an input that is written
         inputs[mutation.input]
         for mutation in metadata.mutations
         if not (mutation.metadata or mutation.after or mutation.layout or mutation.overlaps)
@@ -49,13 +49,13 @@ def _chains(graph: Graph, metadata: ProgramMetadata) -> list[Node]:
     results: Any = graph.output_node().args[0]
     own = {results[alias.result] for alias in metadata.outputs if alias.result is not None and alias.input is None}
     order = {node: number for number, node in enumerate(graph.nodes)}
-    found = []
+    chains = []
     for node in graph.nodes:
         base: Any = node.args[0] if _writes_part(node.target) else None
         if base in memory and node not in own and _reads_last(node, base, order):
-            found.append(node)
+            chains.append(node)
             memory.add(node)
-    return found
+    return chains
 
 
 def _writes_part(op: Any) -> bool:
@@ -77,24 +77,24 @@ def _reads_last(node: Node, base: Node, order: dict[Node, int]) -> bool:
 
 
 def _is_addressed(node: Node) -> bool:
-    """Whether a node goes by places of a storage: that of an input begins elsewhere than that of a result."""
+    """Whether a node takes a storage offset: an input and a result may begin at different ones."""
     place = offset_argument(node.target)
     return place is not None and (len(node.args) > place or "storage_offset" in node.kwargs)
 
 
 def _views_of(base: Node) -> set[Node]:
-    """The nodes that share a node's memory: itself, and its views, and theirs."""
-    found, ahead = {base}, [base]
-    while ahead:
-        for user in ahead.pop().users:
-            if getattr(user.target, "is_view", False) and user not in found:
-                found.add(user)
-                ahead.append(user)
-    return found
+    """The nodes that share a node's memory: the node, its views, and views of these."""
+    views, pending = {base}, [base]
+    while pending:
+        for user in pending.pop().users:
+            if getattr(user.target, "is_view", False) and user not in views:
+                views.add(user)
+                pending.append(user)
+    return views
 
 
 def _write_in_place(graph: Graph, node: Node) -> None:
-    """Have a scatter write in its base's memory; the base stands for the result."""
+    """Have a scatter write in its base's memory, and its users read the base."""
     base, *args = node.args
     with graph.inserting_before(node):
         view = written_view(node.target)
@@ -108,9 +108,9 @@ def _write_in_place(graph: Graph, node: Node) -> None:
 
 
 def executable(graph: Graph, root: torch.nn.Module, *, decisions: Sequence[Decision] = ()) -> GraphModule:
-    """The same graph as a call runs it: operators without torch's layer in Python, no copies where views do as well.
+    """The graph as a call runs it: operators without torch's layer in Python, views instead of copies of them.
 
-    ``decisions``: compared as soon as they are computed.
+    ``decisions``: those that the graph compares as soon as they are computed.
     """
     new = Graph()
     new.output(new.graph_copy(graph, {}))
@@ -119,7 +119,7 @@ def executable(graph: Graph, root: torch.nn.Module, *, decisions: Sequence[Decis
 
 
 def made_executable(graph: Graph, root: torch.nn.Module) -> GraphModule:
-    """As :func:`executable`, of a graph that nobody else has: it is changed, and not copied."""
+    """As :func:`executable`, for a graph with no other user: it is changed, and not copied."""
     have_read_views(graph)
     for node in graph.nodes:
         if isinstance(node.target, OpOverload):
@@ -128,7 +128,7 @@ def made_executable(graph: Graph, root: torch.nn.Module) -> GraphModule:
 
 
 def with_copies(graph: Graph, root: torch.nn.Module, metadata: ProgramMetadata) -> GraphModule:
-    """A program's graph; write-backs and assertions of its decisions are nodes, its outputs those of the caller."""
+    """A program's graph with nodes for write-backs and assertions of decisions; it returns what the caller gets."""
     new = Graph()
     results: Any = new.graph_copy(graph, {})
     inputs = dict(zip(metadata.taken, new.find_nodes(op="placeholder"), strict=True))
@@ -142,7 +142,7 @@ def with_copies(graph: Graph, root: torch.nn.Module, metadata: ProgramMetadata) 
 
 
 def asserting(graph: Graph, root: torch.nn.Module, metadata: ProgramMetadata) -> GraphModule:
-    """A program's graph that asserts its decisions, which are no outputs."""
+    """A program's graph that asserts its decisions, instead of returning them."""
     new, decisions = Graph(), metadata.graph.decisions
     results: Any = new.graph_copy(graph, {})
     new.output(results)
@@ -177,7 +177,7 @@ def _argument(graph: Graph, argument: Any, inputs: dict[int, Node]) -> Any:
 
 
 def _numbers(argument: Any) -> Any:
-    """Sizes as numbers: a node cannot hold a symbol."""
+    """An argument, which must be a number: a node cannot hold a symbol."""
     for item in argument if isinstance(argument, (list, tuple)) else [argument]:
         if hasattr(item, "free_symbols"):
             raise NotImplementedError(

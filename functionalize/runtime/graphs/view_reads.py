@@ -1,10 +1,10 @@
-"""What a call reads in views where its graph has copies of these: without the copies, and with the bits of eager.
+"""Replaces copies of views in a graph by the views, where an operator may read a view: no copies, and eager's bits.
 
-A kernel goes through elements in the order of memory. The order of its additions, and whether it takes eight elements
-at a time, shows in the last bit: what eager reads in a view, as `silu(x[..., :n])`, a call reads there.
+A kernel reads elements in the order of memory. The order of its additions, and whether it takes eight elements at a
+time, shows in the last bit. So where eager reads a view, as in `silu(x[..., :n])`, a call reads the view too.
 
-Invariant: each node has the value and the strides that it has in the graph. Limits: sizes that are integers, but for
-products of matrices and reductions; not of what the graph writes in place.
+Invariant: each node keeps the value and the strides that it has in the graph. Limits: sizes must be integers, except
+for matrix products and reductions; tensors that the graph writes in place keep their copies.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ _UNKNOWN: Any = object()
 
 
 def uncopied(op: Any) -> Any:
-    """What gives the elements that an operator copies, in a view where it can; None where it is not such a copy."""
+    """The operator that returns, as a view where possible, what this one copies; None if this one copies no view."""
     if op not in traits.READABLE_AS_VIEW:
         return None
     return aten.reshape.default if op is aten.view_copy.default else view_of(op)
 
 
 def reads_views(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], made: Any) -> bool:
-    """Whether an operator takes views among its arguments as well; ``made``: what it makes of copies of them."""
+    """Whether an operator may read views instead of their copies; ``made``: its result for the copies."""
     if op in traits.IGNORES_STRIDES:
         return True
     return isinstance(op, OpOverload) and is_laid_out_alike(op, args, kwargs, made)
 
 
 def have_read_views(graph: Graph) -> None:
-    """Have what reads copies of views read the views, as it does in eager, where that gives results laid out alike."""
+    """Have nodes that read copies of views read the views, as in eager, if their results keep their layouts."""
     views, layouts = dict[Node, Node](), ViewLayouts()
     written = {_root(node.args[0]) for node in graph.nodes if _writes(node.target)}
     for node in list(graph.nodes):
@@ -67,42 +67,42 @@ def _writes(op: Any) -> bool:
 
 
 def _root(node: Any) -> Any:
-    """What a node shows a part of, or would if it copied nothing."""
+    """The tensor of which a node is a view, or a copy of a view."""
     while isinstance(node, Node) and (node.target in traits.READABLE_AS_VIEW or getattr(node.target, "is_view", False)):
         node = node.args[0]
     return node
 
 
 class ViewLayouts:
-    """The layouts of a graph's tensors: a copy of a view has that of the view."""
+    """The layouts of a graph's tensors; a copy of a view has the layout of the view."""
 
     def __init__(self) -> None:
-        self._found: dict[Node, Any] = {}
+        self._layouts: dict[Node, Any] = {}
 
     def as_view(self, node: Node) -> None:
         args, kwargs = map_arg((node.args, node.kwargs), self._of)
-        known = not any(one is _UNKNOWN for one in pytree.tree_leaves((args, kwargs)))
-        self._found[node] = uncopied(node.target)(*args, **kwargs) if known else _UNKNOWN
+        is_known = not any(leaf is _UNKNOWN for leaf in pytree.tree_leaves((args, kwargs)))
+        self._layouts[node] = uncopied(node.target)(*args, **kwargs) if is_known else _UNKNOWN
 
     def read(self, node: Node) -> bool:
-        """Whether a node takes views."""
+        """Whether a node may read views instead of their copies."""
         if node.target in traits.IGNORES_STRIDES:
             return True
         if not isinstance(node.target, OpOverload) or torch.Tag.pointwise not in node.target.tags:
             return False
         args, kwargs = map_arg((node.args, node.kwargs), self._of)
-        known = not any(one is _UNKNOWN for one in pytree.tree_leaves((args, kwargs)))
-        return known and reads_views(node.target, args, kwargs, node.meta.get("val"))
+        is_known = not any(leaf is _UNKNOWN for leaf in pytree.tree_leaves((args, kwargs)))
+        return is_known and reads_views(node.target, args, kwargs, node.meta.get("val"))
 
     def _of(self, node: Node) -> Any:
-        if node not in self._found:
+        if node not in self._layouts:
             value = node.meta.get("val")
-            self._found[node] = _without_data(value) if isinstance(value, torch.Tensor) else _plain(value)
-        return self._found[node]
+            self._layouts[node] = _without_data(value) if isinstance(value, torch.Tensor) else _plain(value)
+        return self._layouts[node]
 
 
 def _without_data(value: torch.Tensor) -> Any:
-    """A tensor that lies as another one; where that is not by integers, unknown."""
+    """A meta tensor of the same layout; ``_UNKNOWN`` if sizes or strides are not integers."""
     if value.layout is not torch.strided or not all(type(n) is int for n in (*value.size(), *value.stride())):
         return _UNKNOWN
     return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device="meta")

@@ -1,1 +1,1 @@
-"""What a call leaves and returns: the same in its own objects as the program left in those of the capture."""
+"""The changes that a call makes to Python objects, as the program made them to the objects of the capture."""

@@ -1,7 +1,7 @@
-"""What a program leaves in the Python objects that it reaches, as data, and how a call does the same to its own.
+"""The changes that a program makes to the Python objects that it reaches, as data that a call applies to its objects.
 
-Takes the walks over a call's objects, and what makes values from the results of its graph. Guarantees that an entry is
-written where the program wrote it; tensors and objects stand in this data by their numbers.
+Takes the walks over a call's objects, and a :class:`Maker` of values from the results of its graph. Guarantees that an
+entry is written where the program wrote it; tensors and objects are represented in this data by their numbers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from functionalize.python_state.traversal_rules import keys_of
 
 @dataclass(frozen=True)
 class ObjectInTuple(ObjectRef):
-    """An object in a tuple: what it holds is compared by itself."""
+    """An object in a tuple; other guards compare what it holds."""
 
     kind: type
 
@@ -31,19 +31,19 @@ class ObjectInTuple(ObjectRef):
 
 @dataclass(frozen=True)
 class ExpectedEntry:
-    """What a program found at an entry that it changes."""
+    """The value of an entry before the program changed it."""
 
-    value: Any  # of an object that was walked a reference
-    content: Any  # frozen; None where a call must find the very object
-    held: tuple[ObjectInTuple, ...] = ()  # of a tuple: the objects in it, which a call must find
+    value: Any  # a reference, for an object that was walked
+    content: Any  # frozen; None if a call must find the very object
+    held: tuple[ObjectInTuple, ...] = ()  # the objects in a tuple, which a call must find
 
     def found_by(self, states: Sequence[Walked]) -> Any:
-        """What a call is to find, in its own objects."""
+        """The value that a call must find, among its own objects."""
         reference = isinstance(self.value, ObjectRef)
         return states[self.value.state].objects[self.value.number].value if reference else self.value
 
     def is_found(self, now: Any, states: Sequence[Walked]) -> bool:
-        """Whether a call finds the same."""
+        """Whether the value that a call has is the same."""
         expected = self.found_by(states)
         if now is expected:
             return True
@@ -51,7 +51,7 @@ class ExpectedEntry:
         return self.content is not None and same(frozen(now, held), self.content)
 
     def shown(self, now: Any, states: Sequence[Walked], words: Callable[[Any], str]) -> tuple[str, str]:
-        """What a call finds, and what it is to find; objects by their class, since tensors take long to write."""
+        """In words, the value that a call has and the expected one; objects by class, as tensors take long to print."""
         expected = self.found_by(states)
         by_identity = self.content is None and isinstance(self.value, ObjectRef)
         if now is ABSENT or not (by_identity or self.held):
@@ -66,16 +66,16 @@ class SideEffect:
     state: int
     container: int  # its number on the walk
     path: str
-    before: Mapping[Any, ExpectedEntry]  # entries that were no tensors: a call must find the same
-    entries: Mapping[Any, Any]  # how they are made: of a mapping those that changed, of others all
+    before: Mapping[Any, ExpectedEntry]  # entries that were not tensors: a call must find the same
+    entries: Mapping[Any, Any]  # how they are made: the changed ones of a mapping, all of other containers
     removed: tuple[Any, ...] = ()
-    length: int | None = None  # how many entries it had, unless that does not matter
-    adds: bool = False  # whether the entries come behind what is there
-    order: tuple[Any, ...] = ()  # of a dict: its keys, in order, of which a call must find those that it has in order
-    last: tuple[Any, ...] = ()  # of a dict: the keys that come last in the end, in order
+    length: int | None = None  # how many entries it had; None if that does not matter
+    adds: bool = False  # whether the entries are appended
+    order: tuple[Any, ...] = ()  # the keys of a dict: those that a call's dict also has must be in this order
+    last: tuple[Any, ...] = ()  # the keys that come last in a dict at the end, in order
 
     def is_in_order(self, container: Any) -> bool:
-        """Whether a call's container has the keys that it has of the capture's in the order of these."""
+        """Whether the keys that a call's container shares with the capture's have the same order."""
         if not self.order:
             return True
         now, before = keys_of(container), keys_of(self.order)
@@ -87,7 +87,7 @@ class SideEffect:
         return next(islice(states[self.state].containers.values(), self.container, None)).container
 
     def apply(self, states: Sequence[Walked], maker: Maker) -> None:
-        """Do the same to a call's own objects."""
+        """Make the same changes to a call's own objects."""
         container = self.container_in(states)
         if not isinstance(container, MAPPINGS):
             items = [maker.make(item) for item in self.entries.values()]
@@ -105,9 +105,9 @@ class SideEffect:
 
 @dataclass(frozen=True)
 class ScheduleStep:
-    """A step of a scheduler of learning rates, which a call does when all else is done."""
+    """A step of a learning rate scheduler, which a call makes after everything else."""
 
-    number: int  # the scheduler's on the walk over the program's state
+    number: int  # of the scheduler, on the walk over the program's state
     args: tuple[Any, ...]  # how they are made
     kwargs: Mapping[str, Any]
     line: str  # where the program steps it
@@ -120,10 +120,10 @@ class ScheduleStep:
 
 @dataclass(frozen=True)
 class PrintedLine:
-    """What a call prints when all else is done."""
+    """What a call prints after everything else."""
 
     values: tuple[Any, ...]  # how they are made
-    options: Mapping[str, Any]  # of `print`; the file is "stdout" or "stderr": what a call has by this name
+    options: Mapping[str, Any]  # of `print`; the file is "stdout" or "stderr", which a call looks up in `sys`
 
     def apply(self, maker: Maker) -> None:
         """Print it."""
@@ -132,13 +132,13 @@ class PrintedLine:
 
 @dataclass(frozen=True)
 class LoggedRecord:
-    """What a call logs when all else is done."""
+    """What a call logs after everything else."""
 
     values: tuple[Any, ...]  # how the message and its arguments are made
-    about: tuple[logging.Logger, logging.LogRecord]  # of the capture
+    about: tuple[logging.Logger, logging.LogRecord]  # those of the capture
 
     def apply(self, maker: Maker) -> None:
-        """Log it, as of now."""
+        """Log it, with the time of the call."""
         logger, record = self.about
         message, *args = map(maker.make, self.values)
         where = record.pathname, record.lineno
@@ -149,7 +149,7 @@ class LoggedRecord:
 
 @dataclass(frozen=True)
 class LeftInObjects:
-    """What a program does to other objects than tensors, in the order in which a call does it."""
+    """The changes to objects other than tensors, in the order in which a call makes them."""
 
     side_effects: Sequence[SideEffect] = ()
     steps: Sequence[ScheduleStep] = ()
@@ -159,7 +159,7 @@ class LeftInObjects:
         return bool(self.side_effects or self.steps or self.lines)
 
     def apply(self, states: Sequence[Walked], maker: Maker) -> None:
-        """Do the same to a call's own objects, and print."""
+        """Make the same changes to a call's own objects, then print."""
         for effect in self.side_effects:
             effect.apply(states, maker)
         for step in self.steps:

@@ -50,8 +50,8 @@ from functionalize.refusals.random_numbers import (
     GENERATOR_SET,
 )
 from functionalize.runtime.random_state import (
-    anew,
     default_generators_of_devices,
+    fresh_generator,
     generator_of,
     is_random,
     source_of,
@@ -128,7 +128,7 @@ class TorchGenerators:
         if not (isinstance(node.target, HigherOrderOperator) or is_random(node)):
             return None
         source = source_of(node, self._root)
-        if source is None or (isinstance(source, Node) and source.target is anew):
+        if source is None or (isinstance(source, Node) and source.target is fresh_generator):
             return None
         generator = generator_of(str(source.target) if isinstance(source, Node) else source, self._passed)
         watched = self._watched.get(identity_of(generator))
@@ -163,8 +163,8 @@ class TorchGenerators:
                 if self._is_kept(key):
                     raise GENERATOR_OUTSIDE_STATE.error()
                 with graph.inserting_after(node):
-                    made[key] = graph.call_function(anew, (node,))
-            node.replace_all_uses_with(made[key], delete_user_cb=lambda user: user.target is not anew)
+                    made[key] = graph.call_function(fresh_generator, (node,))
+            node.replace_all_uses_with(made[key], delete_user_cb=lambda user: user.target is not fresh_generator)
 
     def _is_kept(self, key: int) -> bool:
         """Whether something may still draw from a generator that the program has passed."""
