@@ -334,7 +334,7 @@ class CaptureSession(RecordingSession):
             asked={(n, name) for n, name in questions if not (supposed and name == GRADIENT)},
             written={number for number, entry in enumerate(inputs.inputs) if entry.writes},
             asks_kinds=any(inputs.follower.code.asking[name] for name in ("type", "Parameter", "Buffer")),
-            laid_out=with_visible_layouts(inputs.inputs, recorded.graph, self._attributes.unused),
+            seen_layouts=with_visible_layouts(inputs.inputs, recorded.graph, self._attributes.unused),
         )
         return Capture(
             recorded=recorded,

@@ -1,7 +1,7 @@
-"""How tensors share memory, as a value that two calls can be compared by, and the guard on it.
+"""How tensors share memory, as a pattern that can be compared between calls, and the guard on it.
 
-Invariant: patterns are equal where each pair of tensors shares memory in the same way; a gradient that shares none is
-as one that is missing. Limits: sizes are no part of it.
+Invariant: patterns are equal if each pair of tensors shares memory in the same way; a gradient that shares no memory
+counts as missing. Limits: a pattern does not contain sizes.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ Pattern = tuple[Any, ...]
 
 
 class Shared(NamedTuple):
-    """How a tensor lies to the first one that has its storage."""
+    """How a tensor shares a storage with the first tensor that has it."""
 
-    first: int  # the position of that
-    distance: int  # bytes
+    first: int  # the position of that first tensor
+    distance: int  # bytes between their offsets
     strides: tuple[int, ...]
     first_strides: tuple[int, ...]
-    same: int | None  # the position of the tensor itself, where it came before
-    base: int | None  # the first that is to autograd a view of the same tensor
+    same: int | None  # the position of the same tensor object, if it came before
+    base: int | None  # the position of the first tensor that autograd takes for a view of the same base
 
 
 def alias_pattern(values: Sequence[Any], gradients: Collection[int] = ()) -> Pattern:
-    """How tensors share memory: for each its own position, or the first that shares its storage and how they lie.
+    """How tensors share memory: for each tensor its own position, or how it shares a storage with an earlier one.
 
-    Also which of them are one object, and which are to autograd views of one tensor: writes to one of these change the
-    gradients of the others. ``gradients``: the positions of gradients, which come after all others, and have an entry
-    only where they share memory.
+    The pattern also says which of them are one object, and which autograd takes for views of one tensor: a write to
+    one such view changes the gradients of the others. ``gradients``: the positions of gradients, which come after all
+    other tensors, and have an entry only if they share memory.
     """
     first: dict[int, int] = {}
     same: dict[int, int] = {}
@@ -54,8 +54,8 @@ def alias_pattern(values: Sequence[Any], gradients: Collection[int] = ()) -> Pat
             based.setdefault(id(autograd_base(value)), position)
         else:
             before = values[other]
-            start, first_start = (hint(one.storage_offset()) * one.itemsize for one in (value, before))
-            own, others = (tuple(map(hint, one.stride())) for one in (value, before))
+            start, first_start = (hint(t.storage_offset()) * t.itemsize for t in (value, before))
+            own, others = (tuple(map(hint, t.stride())) for t in (value, before))
             of = based.setdefault(id(autograd_base(value)), position)
             same_as, viewed = (n if n != position else None for n in (itself, of))
             pattern[position] = Shared(other, start - first_start, own, others, same_as, viewed)
@@ -66,19 +66,21 @@ class Sharing(GuardKind):
     """How the inputs of a program share memory."""
 
     def __init__(self, metadata: ProgramMetadata, values: Sequence[Any], gradients: Mapping[int, int]) -> None:
-        """``gradients``: their positions, each with that of its tensor, which stands where there is none.
+        """``gradients``: their positions, each with that of its tensor, which is also the value of a missing gradient.
 
-        Where memory is shared, the graph may take an input that it does not use as another one.
+        If memory is shared, the graph may read an input that it does not use through another one.
         """
         self._metadata, inputs = metadata, metadata.inputs
-        given = [None if n in gradients and value is values[gradients[n]] else value for n, value in enumerate(values)]
-        pattern = alias_pattern(given, gradients)
+        present = [
+            None if n in gradients and value is values[gradients[n]] else value for n, value in enumerate(values)
+        ]
+        pattern = alias_pattern(present, gradients)
         shared = {n for pair in enumerate(pattern) if isinstance(pair[1], Shared) for n in (pair[0], pair[1].first)}
         self._gradients = {number for number in gradients if number in shared or number not in metadata.unused}
         self._unseen = gradients.keys() - self._gradients
-        # What a call may be captured again for comes last.
+        # Gradients come last: for another one, a call is captured again.
         self._order = sorted(range(len(inputs)), key=self._gradients.__contains__)
-        self.pattern = self._now(given)
+        self.pattern = self._now(present)
 
     def failure(self, call: CallInputs) -> InputMismatchError | None:
         pattern = self._now(call.values)
@@ -110,14 +112,14 @@ class Sharing(GuardKind):
                 yield Guard(labels[number], f"shares memory with {labels[entry.first]}", entry[1:])
 
     def _now(self, values: Sequence[Any]) -> Pattern:
-        """How the inputs of a call share memory, but for gradients that the program does not see."""
+        """How the inputs of a call share memory, without gradients that the program does not see."""
         seen = [None if number in self._unseen else value for number, value in enumerate(values)]
         return alias_pattern(seen, self._gradients)
 
     def _mismatch(self, number: int, first: int, now: Any, before: Any) -> InputMismatchError:
         inputs = self._metadata.inputs
-        kind = GradientMismatchError if number in self._gradients else InputMismatchError
-        return kind(
+        error = GradientMismatchError if number in self._gradients else InputMismatchError
+        return error(
             f"{inputs[number].label} and {inputs[first].label} {relation(now)}, and {relation(before)} {WHEN}",
             hint="pass tensors that share memory in the same way, or capture with on_guard_failure='recapture'",
             containers=containers_of(inputs[number].slot, inputs[first].slot),
@@ -125,17 +127,17 @@ class Sharing(GuardKind):
 
 
 def same_tensors(pattern: Pattern) -> dict[int, int]:
-    """Of tensors that are one with an earlier one, which that is."""
+    """For each tensor that is the same object as an earlier one, the position of that."""
     shared = ((number, entry.same) for number, entry in enumerate(pattern) if isinstance(entry, Shared))
     return {number: first for number, first in shared if first is not None}
 
 
 def relation(entry: Any) -> str:
-    """How a tensor lies to another one, in words."""
+    """How a tensor shares memory with another one, in words."""
     if not isinstance(entry, Shared):
         return "share no memory"
     if entry.same is not None:
         return "are the same tensor"
-    known = "" if entry.base is None else ", views of one tensor"
+    views = "" if entry.base is None else ", views of one tensor"
     strides = f"{list(entry.strides)} and {list(entry.first_strides)}"
-    return f"share memory ({entry.distance} bytes apart, strides {strides}{known})"
+    return f"share memory ({entry.distance} bytes apart, strides {strides}{views})"

@@ -1,7 +1,7 @@
-"""Guards on the arguments of a call, how they are nested and the plain values; and where the inputs are found.
+"""Guards on the nesting of a call's arguments and on their plain values, and the sources of a program's inputs.
 
-Invariant: arguments that pass have leaves wherever the program takes an input. Limits: of tensors nothing is compared
-here.
+Invariant: arguments that pass have leaves wherever the program takes an input. Limits: tensors are compared by other
+guards.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from functionalize.runtime.metadata import GraphInput
 
 
 class ArgumentStructure(GuardKind):
-    """How arguments are nested, and of which types they are."""
+    """The nesting of arguments, and their types."""
 
     def __init__(self, arguments: CallArguments, inputs: Sequence[GraphInput]) -> None:
         self._expected = arguments.structure
@@ -40,7 +40,7 @@ class ArgumentStructure(GuardKind):
             code.head.refuse("arguments.kinds != kinds", kinds=arguments.kinds)
             code.head.refuse("arguments.structure != structure", structure=arguments.structure)
         for index, leaf in enumerate(arguments.leaves):
-            # Of inputs the properties are compared, of plain values the types.
+            # Other guards compare the properties of inputs and the values of plain arguments.
             if isinstance(leaf, torch.Tensor) and index not in self._taken:
                 code.body.refuse(f"type(leaves[{index}]) is not {code.body.name('type', type(leaf))}")
 
@@ -69,7 +69,7 @@ class ArgumentValues(GuardKind):
 
 
 class InputSources:
-    """Where a program finds its inputs in a call: among the arguments, in objects, as gradients or bases of others."""
+    """Where a program finds its inputs in a call: among arguments, in objects, as gradients or bases of inputs."""
 
     def __init__(self, inputs: Sequence[GraphInput]) -> None:
         self._inputs = inputs
@@ -80,7 +80,7 @@ class InputSources:
         self._constants = [entry.constant for entry in inputs]
 
     def values(self, arguments: CallArguments) -> list[Any]:
-        """The inputs, in order; None for those that are no longer there."""
+        """The inputs, in order; None for inputs that are missing."""
         leaves, values = arguments.leaves, self._constants.copy()
         for number, leaf in self._arguments:
             values[number] = leaves[leaf]
@@ -94,7 +94,7 @@ class InputSources:
         return values
 
     def write(self, code: FastCode) -> None:
-        """Have the fast function find the inputs, but for gradients."""
+        """Have the fast function read the inputs, without gradients."""
         body = code.body
         taken = [
             f"leaves[{entry.argument}]"
@@ -110,11 +110,11 @@ class InputSources:
             body.names["base"] = base_of
 
     def write_gradients(self, code: FastCode) -> None:
-        """Have it find the gradients too, once other inputs are known to be tensors."""
+        """Have it read the gradients too, once other inputs are known to be tensors."""
         code.body.lines += [f"inputs[{number}] = inputs[{source}].grad" for number, source in self.gradients.items()]
 
 
 def _equal(now: Any, before: Any) -> bool:
-    """Whether two plain values are, for sure, the same to a program."""
+    """Whether two plain values are certainly the same to a program."""
     plain = type(now) in (int, str) or (type(now) is float and now)  # zeros have a sign
     return bool(plain and type(now) is type(before) and now == before)

@@ -1,11 +1,11 @@
-"""What a guard is: one definition that is checked with a message, written as fast code, and listed.
+"""The interface of guards: one definition is checked with a message, written as fast code, and listed.
 
 A :class:`GuardKind` holds the guards of one kind and what they expect. ``failure`` compares a call with that and says
-what differs. ``write`` adds lines to the function that compares calls fast: where torch or Python compare something
-in less time, a kind writes that, and otherwise a call of ``failure``. ``listed`` gives the guards as data.
+what differs. ``write`` adds lines to the function that compares calls fast: a faster comparison by torch or Python if
+there is one, and by default a call of ``failure``. ``listed`` gives the guards as data.
 
 Invariant: a call that the written lines let pass has no failure. Limits: the lines are written from a call that passed,
-and may refuse another one that would pass too.
+and may refuse another call that would pass too.
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ from functionalize.python_state.slots import Slot
 from functionalize.runtime.arguments import CallArguments
 from functionalize.runtime.guards.compiled import FunctionWriter
 
-Passes = Callable[[CallArguments], list[Any] | None]  # the program's inputs for a call; None: ask the guards
+Passes = Callable[
+    [CallArguments], list[Any] | None
+]  # the program's inputs for a call; None: the guards must check the call
 WHEN = "when the program was captured"
 HINT = "pass inputs like those of the capture, capture again, or capture with on_guard_failure='recapture'"
 
 
 class Guard(NamedTuple):
-    """One thing that a program takes for granted: a property of a mode, an input, an argument or a Python value.
+    """One assumption of a program: a property of a mode, an input, an argument or a Python value.
 
     Example:
         >>> import torch
@@ -47,11 +49,11 @@ class Guard(NamedTuple):
 
 @dataclass(eq=False)
 class CallInputs:
-    """What guards compare of a call: its arguments, and the program's inputs."""
+    """The data of a call that guards compare: its arguments, and the program's inputs."""
 
     arguments: CallArguments
     values: Sequence[Any] = ()  # the inputs, in order, once the arguments and the Python values have passed
-    examples: Set[int] = frozenset()  # inputs that stand for any that a call may pass: their properties do not count
+    examples: Set[int] = frozenset()  # inputs that are examples of what calls may pass: no guard compares them
 
 
 class GuardKind(ABC):
@@ -64,10 +66,10 @@ class GuardKind(ABC):
 
     @abstractmethod
     def failure(self, call: CallInputs) -> InputMismatchError | None:
-        """What a call does not satisfy, as an error; None where it satisfies all of these guards."""
+        """The error for the first guard that a call fails; None if it satisfies all of these guards."""
 
     def write(self, code: FastCode) -> None:
-        """Add lines to the fast function that refuse each call that has a failure."""
+        """Add lines to the fast function that refuse each call with a failure."""
         code.refuse_failing(self)
 
     def listed(self) -> Iterator[Guard]:
@@ -83,22 +85,22 @@ class FastCode:
     """
 
     def __init__(self, call: CallInputs) -> None:
-        """``call``: one that passed, with which others are compared."""
+        """``call``: one that passed, with which later calls are compared."""
         self.call, self.head, self.body = call, FunctionWriter(), FunctionWriter()
         self.needs_arguments = False  # whether the body reads `arguments` too
 
     @property
     def is_flat(self) -> bool:
-        """Whether the arguments are tensors and plain values, in no containers."""
+        """Whether all arguments are tensors and plain values, without containers."""
         return self.call.arguments.flat
 
-    def refuse_failing(self, kind: GuardKind) -> None:
-        """Refuse calls for which a kind has a failure."""
+    def refuse_failing(self, guards: GuardKind) -> None:
+        """Refuse calls that fail some guards."""
         if not self.needs_arguments:
             self.needs_arguments = True
             self.body.names["CallInputs"] = CallInputs
             self.body.lines.append("call = CallInputs(arguments, inputs)")
-        self.body.refuse(f"{self.body.name('failure', kind.failure)}(call) is not None")
+        self.body.refuse(f"{self.body.name('failure', guards.failure)}(call) is not None")
 
     def function(self) -> Passes:
         """The comparison as a function."""
@@ -109,7 +111,7 @@ class FastCode:
 
 
 def containers_of(*slots: Slot | None) -> list[Any]:
-    """What inputs of the program's state sit in; others sit in nothing."""
+    """The containers of the slots of inputs; inputs that are not state have no slot."""
     return [place_of(slot.container, slot.key)[0] for slot in slots if slot is not None]
 
 
@@ -117,13 +119,13 @@ def mismatch(
     what: str,
     now: Any,
     before: Any,
-    kind: Callable[..., InputMismatchError] = InputMismatchError,
+    error: Callable[..., InputMismatchError] = InputMismatchError,
     verbs: tuple[str, str] = ("is", "was"),
     containers: Sequence[Any] = (),
 ) -> InputMismatchError:
-    """The error for something that is another value than when the program was captured."""
+    """The error for a value that differs from that at the capture."""
     said = f"{what} {verbs[0]} {words(now)}, and {verbs[1]} {words(before)} {WHEN}"
-    return kind(said, hint=HINT, containers=containers)
+    return error(said, hint=HINT, containers=containers)
 
 
 def words(value: Any) -> str:

@@ -1,12 +1,11 @@
-"""What a program takes for granted of its calls, as data, and whether a call is such.
+"""All guards of a program: what it assumes of its calls, and whether a call satisfies it.
 
-A :class:`Guards` is made of what a capture found, its :class:`Assumptions`: a list of kinds of guards, in the order in
-which they are checked. :meth:`Guards.check` walks it and raises what the first kind says that fails;
-:meth:`Guards.fast_code` lets the same kinds write the function that calls are compared by from then on;
-:meth:`Guards.listed` gives all guards as data.
+A :class:`Guards` is made from the :class:`Assumptions` of a capture. It is a list of kinds of guards, in the order in
+which they are checked. :meth:`Guards.check` raises the error of the first kind that fails; :meth:`Guards.fast_code` has
+the same kinds write the function that compares later calls; :meth:`Guards.listed` gives all guards as data.
 
-Invariant: what passes here is computed as the original would. Limits: a storage offset counts where the program asked
-for one, or where inputs share memory.
+Invariant: a call that passes is computed as the original would. Limits: a storage offset counts only if the program
+asked for one, or if inputs share memory.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ _requires_grad, _is_leaf = attrgetter("requires_grad"), attrgetter("is_leaf")
 
 @dataclass(frozen=True, eq=False)
 class Assumptions:
-    """What a capture found, which a call must find again."""
+    """What a capture assumes, and a call must satisfy."""
 
     modes: Mapping[str, Any]
     python_guards: PythonGuards
@@ -58,15 +57,15 @@ class Assumptions:
     arguments: CallArguments
     values: Sequence[Any]  # of the inputs
     sizes: SizeGuards | None
-    gradients_matter: bool  # whether it matters which of the inputs have a gradient, whoever asked
+    gradients_matter: bool  # whether it always matters which inputs have a gradient, whatever the program asked
     asked: Set[tuple[int, str]]  # what the program asked, or may have asked, of inputs, by their numbers
-    written: Set[int]  # inputs that autograd saw being written, also where nothing changed: leaves refuse that
-    laid_out: Set[int]  # gradients of which it may see how they lie
-    asks_kinds: bool  # whether the program may ask of which classes tensors of its state are
+    written: Set[int]  # inputs that the program writes under autograd, even without a change: leaves refuse that
+    seen_layouts: Set[int]  # gradients whose memory layout the program may see
+    asks_kinds: bool  # whether the program may ask for the classes of tensors of its state
 
 
 class Guards:
-    """What one program takes for granted, and where it finds its inputs."""
+    """What one program assumes of its calls, and where it finds its inputs."""
 
     def __init__(self, metadata: ProgramMetadata, assumed: Assumptions) -> None:
         self.metadata, self.state = metadata, assumed.state
@@ -94,14 +93,14 @@ class Guards:
             ChangedObjects(metadata, assumed.state),
             assumed.sizes,
             self.sharing,
-            # What a call may be captured again for comes last: all else is as it was.
+            # The guards for which a call may be captured again come last: if one fails, all others hold.
             GradModeGuard(self.modes),
             RequiresGrad(inputs, REQUIRES_GRAD, _requires_grad, _read(_requires_grad, tensors)),
             InputProperty(inputs, REQUIRES_GRAD, _requires_grad, _read(_requires_grad, gradients)),
             InputProperty(inputs, LEAF, _is_leaf, _leaves(metadata, assumed)),
             *_gradient_layouts(metadata, assumed, self.dynamic),
         )
-        self._further = [kind for kind in further if kind is not None and not kind.is_empty]
+        self._further = [guards for guards in further if guards is not None and not guards.is_empty]
 
     @property
     def inputs(self) -> Sequence[GraphInput]:
@@ -110,7 +109,7 @@ class Guards:
 
     @property
     def changes_gradients(self) -> bool:
-        """Whether a call leaves other tensors with gradients than it must find."""
+        """Whether, after a call, other tensors have gradients than the guards require before it."""
         left = {number: gradient is not None for number, gradient in self.metadata.gradients.items()}
         return any(self.had_gradient.get(number, has) is not has for number, has in left.items())
 
@@ -121,7 +120,7 @@ class Guards:
 
     @property
     def changes(self) -> set[int]:
-        """The identities of containers that the program changes or replaces, and of what holds tensors it moves."""
+        """The identities of containers that the program changes or replaces, or whose tensors get other metadata."""
         return changed_containers(self.metadata, self.state)
 
     @property
@@ -136,13 +135,13 @@ class Guards:
 
     def listed(self) -> Iterator[Guard]:
         """The guards as data."""
-        for kind in (*self._of_python, *self._of_tensors, *self._further):
-            yield from kind.listed()
+        for guards in (*self._of_python, *self._of_tensors, *self._further):
+            yield from guards.listed()
         for decision in self.metadata.graph.decisions:
             yield Guard("the data", f"decision at {decision.location} ->", decision.answer)
 
     def check(self, arguments: CallArguments) -> list[Any]:
-        """The program's inputs for a call, once they have been checked; of examples all but the tensors themselves.
+        """The program's inputs for a call, which are checked; of examples, the tensors are not compared.
 
         Raises:
             InputMismatchError: the call's inputs differ from those that the program was captured for.
@@ -156,33 +155,33 @@ class Guards:
         return values
 
     def check_arguments(self, arguments: CallArguments) -> None:
-        """Of a call's arguments what does not depend on tensors: how they are nested, and the plain values.
+        """Check the nesting of a call's arguments, and their plain values, but not their tensors.
 
         Raises:
-            InputMismatchError: the program was captured with others.
+            InputMismatchError: the program was captured with other arguments.
         """
         _check(self._of_arguments, CallInputs(arguments))
 
     def fast_code(self, arguments: CallArguments, values: Sequence[Any]) -> FastCode | None:
-        """What compares calls with one that passed; ``values``: its inputs. None where torch cannot compare them."""
+        """Code that compares calls with one that passed; ``values``: its inputs. None if torch cannot compare them."""
         tensors = [value for value in values if isinstance(value, torch.Tensor)]
         if any(tensor.layout is not torch.strided or tensor.is_nested for tensor in tensors):
             return None
         if not can_be_compared_fast():
             return None
         code = FastCode(CallInputs(arguments, values))
-        for kind in self._of_python:
-            kind.write(code)
+        for guards in self._of_python:
+            guards.write(code)
         self.sources.write(code)
-        for kind in self._of_tensors:
-            kind.write(code)
+        for guards in self._of_tensors:
+            guards.write(code)
         self.sources.write_gradients(code)
-        for kind in self._further:
-            kind.write(code)
+        for guards in self._further:
+            guards.write(code)
         return code
 
     def missing_gradients(self, values: Sequence[Any]) -> dict[int, torch.Tensor]:
-        """Zeros for the gradients that will be added to and are not there, by input."""
+        """Zeros, by input, for missing gradients to which the program adds."""
         return {
             number: torch.zeros_like(values[source])
             for number, source in self.sources.gradients.items()
@@ -201,8 +200,8 @@ def _has_gradient(tensor: torch.Tensor) -> bool:
 
 
 def _check(kinds: Sequence[GuardKind], call: CallInputs) -> None:
-    for kind in kinds:
-        error = kind.failure(call)
+    for guards in kinds:
+        error = guards.failure(call)
         if error is not None:
             raise error
 
@@ -214,19 +213,19 @@ def _read(read: Callable[[Any], Any], values: Mapping[int, Any]) -> dict[int, An
 def _gradient_layouts(
     metadata: ProgramMetadata, assumed: Assumptions, dynamic: Set[int]
 ) -> tuple[InputProperty, InputProperty]:
-    """How gradients lie in memory, where the program may see it."""
-    fixed = {number for number in assumed.laid_out if metadata.inputs[number].gradient_of not in dynamic}
+    """The memory layouts of gradients, if the program may see them."""
+    fixed = {number for number in assumed.seen_layouts if metadata.inputs[number].gradient_of not in dynamic}
     with_offset = {number for number in fixed if (number, OFFSET) in assumed.asked}
 
-    def laid_out(read: Callable[[Any], Any], numbers: Set[int]) -> InputProperty:
+    def layouts(read: Callable[[Any], Any], numbers: Set[int]) -> InputProperty:
         expected = _read(read, {number: assumed.values[number] for number in sorted(numbers)})
         return InputProperty(metadata.inputs, "memory layout", read, expected)
 
-    return laid_out(strides_that_count, fixed - with_offset), laid_out(strides_and_offset, with_offset)
+    return layouts(strides_that_count, fixed - with_offset), layouts(strides_and_offset, with_offset)
 
 
 def _had_gradient(metadata: ProgramMetadata, assumed: Assumptions) -> dict[int, bool]:
-    """Which inputs had a gradient, of those where it matters."""
+    """Whether an input had a gradient, for inputs where that matters."""
     return {
         number: _has_gradient(value)
         for number, value in enumerate(assumed.values)
@@ -237,7 +236,7 @@ def _had_gradient(metadata: ProgramMetadata, assumed: Assumptions) -> dict[int, 
 
 
 def _leaves(metadata: ProgramMetadata, assumed: Assumptions) -> dict[int, bool]:
-    """Which inputs were leaves, of those where it matters."""
+    """Whether an input was a leaf, for inputs where that matters."""
     matter = {mutation.input for mutation in metadata.mutations} | set(metadata.gradients)
     matter |= {number for number, _ in metadata.requiring} | assumed.written
     matter |= {entry.gradient_of for entry in metadata.inputs if entry.gradient_of is not None}
@@ -247,7 +246,7 @@ def _leaves(metadata: ProgramMetadata, assumed: Assumptions) -> dict[int, bool]:
 
 
 def _answers(metadata: ProgramMetadata, assumed: Assumptions, changes: Set[int]) -> dict[tuple[int, str], Any]:
-    """What inputs answered, to the questions that calls are to give the same answers to."""
+    """The answers of inputs to the questions to which calls must give the same answers."""
     return {
         (number, question): answer_of(question, assumed.values[number])
         for number, question in sorted(assumed.asked, key=itemgetter(1, 0))
@@ -260,4 +259,6 @@ def _is_compared(question: str, value: Any, entry: GraphInput, changes: Set[int]
         return True
     if question not in ASKED_PROPERTIES or value.layout is not torch.strided or entry.gradient_of is not None:
         return False
-    return not (question == HOOKS and any(id(hooks) in changes for hooks in gradient_hooks(value)))  # it removes some
+    return not (
+        question == HOOKS and any(id(hooks) in changes for hooks in gradient_hooks(value))
+    )  # the program removes some

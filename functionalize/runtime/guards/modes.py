@@ -1,7 +1,7 @@
-"""The modes of torch that a program runs under: a table of how to read and set each of them, and the guards on them.
+"""The modes of torch that a program runs under: a table of how each is read and set, and the guards on them.
 
-Invariant: what a program computes depends on no other mode than these. Limits: the modes of one thread; settings that
-kernels read themselves when the graph runs (such as the precision of matrix products) are not among them.
+Invariant: the results of a program depend on no other modes. Limits: the modes of one thread; settings that kernels
+read when the graph runs, such as the precision of matrix products, are not among them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from functionalize.runtime.guards.guard import CallInputs, FastCode, Guard, Guar
 
 @dataclass(frozen=True)
 class Mode:
-    """How a mode is read; how it is set, where a program may leave it changed."""
+    """How a mode is read, and how it is set if a program may leave it changed."""
 
     read: Callable[[], Any]
     write: Callable[[Any], object] | None = None
@@ -60,7 +60,7 @@ MODES: dict[str, Mode] = {
     "number of torch function modes": Mode(function_modes),
 }
 
-# Modes that torch's own check leaves out. They are to be off.
+# Modes that torch's own check leaves out. The fast code requires them to be off.
 _OFF: dict[str, Callable[[], Any]] = {
     "function_modes": function_modes,
     "inference_mode": torch.is_inference_mode_enabled,
@@ -132,9 +132,9 @@ class GradModeGuard(GuardKind):
         )
 
     def write(self, code: FastCode) -> None:
-        """Nothing: the lines of :class:`ModeGuards` compare it."""
+        """Write nothing: the lines of :class:`ModeGuards` compare it."""
 
 
 def can_be_compared_fast() -> bool:
-    """Whether all modes are off that torch's own check leaves out."""
+    """Whether the modes that torch's own check leaves out are off."""
     return not any(is_on() for is_on in _OFF.values())

@@ -1,6 +1,6 @@
-"""Guards on Python values: attributes of modules, variables of functions, containers, and what a program changes.
+"""Guards on Python values: attributes of modules, variables of functions, containers, and objects that a call changes.
 
-Invariant: values that pass are what they were, as far as a program can tell. Limits: those of ``frozen``; the fast
+Invariant: values that pass are the same to a program as those of the capture. Limits: those of ``frozen``; the fast
 lines compare objects by identity.
 """
 
@@ -54,16 +54,16 @@ from functionalize.runtime.outputs.side_effects import SideEffect
 
 _OF_MODULES = ATTRIBUTES_OF_MODULES - {"training", *HOOKS_OF_MODULES}
 LENGTH = object()  # in the place of a key: how many entries a container has
-ORDER = object()  # likewise: its keys, one after the other
-_NEVER_CHANGED = {Comparison.VALUE, Comparison.EQUALITY, Comparison.IDENTITY}  # inside, to a program
-_EMPTY_IS_FALSE = (dict, OrderedDict, list)  # asked so, they take a third of the time that their length takes
+ORDER = object()  # likewise: its keys, in order
+_NEVER_CHANGED = {Comparison.VALUE, Comparison.EQUALITY, Comparison.IDENTITY}  # to a program, these never change inside
+_EMPTY_IS_FALSE = (dict, OrderedDict, list)  # `not container` takes a third of the time of `len`
 _CHANGES_IT = (
     "the program changes it, and supports only the value from the capture: restore that value, or capture again"
 )
 
 
 class _Same:
-    """What is in another place, whatever that is."""
+    """The value of another guard, whatever it is."""
 
     def __init__(self, other: PythonGuard) -> None:
         self._other = other
@@ -89,19 +89,19 @@ def is_numbers(value: Any) -> bool:
 
 
 def is_whole(key: Any) -> bool:
-    """Whether a key is that of no entry, but tells of all of them."""
+    """Whether a key stands for all entries of a container, instead of one."""
     return key is LENGTH or key is ORDER
 
 
 class PythonGuard(NamedTuple):
-    """One value: what messages call it, where it is, and what it was."""
+    """One value: its name in messages, where it is, and what it was at the capture."""
 
-    owner: str  # the path of the module whose attribute it is; empty of others
+    owner: str  # the path of the module whose attribute it is, or empty
     name: str
-    source: ContainerSource  # of a dict, a list, or the cell of a variable that a function closes over
+    source: ContainerSource  # of a dict, a list, or the cell of a closure variable
     key: Any
     value: Any
-    content: Any  # the value, frozen; the source of an object that is compared by itself
+    content: Any  # the value, frozen; or the source of an object that has guards of its own
 
     @property
     def container(self) -> Any:
@@ -110,20 +110,20 @@ class PythonGuard(NamedTuple):
 
     @property
     def path(self) -> str:
-        """What messages call it."""
+        """Its name in messages."""
         return joined(self.owner, self.name)
 
     @property
     def is_known_by_identity(self) -> bool:
-        """Whether it must be one very object, whatever that holds."""
+        """Whether it must be a certain object, whatever that holds."""
         return type(self.content) in (ObjectSource, _Same)
 
     def now(self) -> Any:
-        """What is there now."""
+        """The value now."""
         return PythonGuards.read(self.container, self.key)
 
     def differs(self, now: Any, memo: dict[int, Any]) -> bool:
-        """Whether what is there now is something else to a program; ``memo``: of :func:`frozen`."""
+        """Whether the value now is another one to a program; ``memo``: of :func:`frozen`."""
         if self.key is ORDER:  # plain keys, in a tuple that does not outlive the memo
             return bool(now != self.content)
         if self.is_known_by_identity:
@@ -133,36 +133,36 @@ class PythonGuard(NamedTuple):
     def failure(self, now: Any) -> InputMismatchError:
         """The error for another value."""
         numbers = self.key is not LENGTH and is_numbers(now) and is_numbers(self.value)
-        kind = partial(NumberMismatchError, key=self.key) if numbers else StateMismatchError
-        return mismatch(f"`{self.path}`", now, self.content, kind, containers=[self.container])
+        error = partial(NumberMismatchError, key=self.key) if numbers else StateMismatchError
+        return mismatch(f"`{self.path}`", now, self.content, error, containers=[self.container])
 
 
-# What its class does given one by one, three times as fast: a large model has thousands.
+# Takes a tuple of all fields, and is three times as fast as the class: a large model has thousands of guards.
 _guard: Callable[[tuple[Any, ...]], PythonGuard] = partial(tuple.__new__, PythonGuard)
 
 
 class PythonGuards(GuardKind):
-    """The guards of one program on Python values; the capture adds them, and leaves out what it makes inputs."""
+    """The guards of one program on Python values; the capture adds them, without values that become inputs."""
 
     def __init__(self, in_tuples: Sequence[ObjectSource] = ()) -> None:
-        """``in_tuples``: objects in tuples, whose content is compared by itself."""
+        """``in_tuples``: objects in tuples, whose content has guards of its own."""
         self.rows: list[PythonGuard] = []
         self._in_tuples = in_tuples
         self._memo = self.memo()
         self._seen: set[tuple[int, Any]] = set()
-        self._modules: set[int] = set()  # the identities of their attributes' dicts
+        self._modules: set[int] = set()  # the identities of modules' `__dict__`
 
     def memo(self) -> dict[int, Any]:
-        """What values are compared with: of objects in tuples, as they were resolved last, their sources."""
+        """The memo for :func:`frozen`: the sources of objects in tuples, by identity as last resolved."""
         return {id(source.value): source for source in self._in_tuples}
 
     @staticmethod
     def read(container: Any, key: Any) -> Any:
-        """A value as it is now."""
+        """The current value under a key."""
         return len(container) if key is LENGTH else keys_of(container) if key is ORDER else read(container, key)
 
     def add(self, slot: Slot) -> None:
-        """What is in one more slot now."""
+        """Add a guard on the current value of a slot."""
         source, key = _place_of(slot)
         container = source.container
         if (id(container), key) not in self._seen and id(container) not in self._modules:
@@ -171,20 +171,20 @@ class PythonGuards(GuardKind):
             self.rows.append(PythonGuard("", slot.path, source, key, value, frozen(value, self._memo)))
 
     def add_module(self, path: str, attributes: ContainerSource, entered: Container[int]) -> None:
-        """What a module branches on: whether it trains, its hooks, its attributes but for the ``entered`` ones."""
+        """Add guards on a module: whether it trains, its hooks, its attributes without the ``entered`` ones."""
         content, memo, rows = attributes.container, self._memo, self.rows
         self._modules.add(id(content))
         for name, value in [item for item in content.items() if item[0] not in _OF_MODULES]:
-            kind = type(value)
-            if kind in PLAIN:
+            value_type = type(value)
+            if value_type in PLAIN:
                 rows.append(_guard((path, name, attributes, name, value, value)))
-            elif not (id(value) in entered or issubclass(kind, torch.Tensor)):
-                empty = kind in EMPTY and not value  # the hooks of most modules
-                held = EMPTY[kind] if empty else frozen(value, memo)
+            elif not (id(value) in entered or issubclass(value_type, torch.Tensor)):
+                empty = value_type in EMPTY and not value  # the hooks of most modules
+                held = EMPTY[value_type] if empty else frozen(value, memo)
                 rows.append(_guard((path, name, attributes, name, value, held)))
 
     def add_code(self, path: str, owner: ObjectSource, names: Sequence[str]) -> None:
-        """Attributes of a function, a class or an object that decide which code runs."""
+        """Add guards on attributes of a function, a class or an object that decide which code runs."""
         source = ContainerSource(CodeOf(owner.value, names), path, owner)
         owner.containers.append(source)
         for name in names:
@@ -193,7 +193,7 @@ class PythonGuards(GuardKind):
             self.rows.append(_guard(("", joined(path, name), source, name, value, held)))
 
     def add_structure(self, state: StateWalk) -> None:
-        """Which objects sit where, and how many entries containers have."""
+        """Add guards on which objects are in which slots, on the lengths of containers, and on the order of dicts."""
         for slot in state.entered:
             source, key = _place_of(slot)
             value = self.read(source.container, key)
@@ -208,18 +208,18 @@ class PythonGuards(GuardKind):
             self.rows.append(_guard(("", name, source, ORDER, keys, keys)))
 
     def tie(self, guard: PythonGuard, other: PythonGuard) -> None:
-        """Have a place hold what another one holds, instead of what it held."""
+        """Have one guard expect the current value of another one, instead of its own from the capture."""
         self.rows = [each._replace(content=_Same(other)) if each is guard else each for each in self.rows]
 
     def leave_out(self, steps: Mapping[tuple[int, Any], Sequence[tuple[int, ...]]]) -> None:
-        """Have items of tuples not count; ``steps``: to them, by places: identities of containers, and keys."""
+        """Ignore items of tuples; ``steps``: to the items, by identity of the container and key."""
         self.rows = [
             row._replace(content=reduce(without, steps.get((id(row.container), row.key), ()), row.content))
             for row in self.rows
         ]
 
     def without(self, changed: Set[tuple[int, Any]]) -> PythonGuards:
-        """Those that the program itself does not change; ``changed``: containers by identity, and keys."""
+        """The guards on values that the program does not change; ``changed``: containers by identity, and keys."""
         if not changed:
             return self
         kept = PythonGuards(self._in_tuples)
@@ -234,9 +234,9 @@ class PythonGuards(GuardKind):
         return kept
 
     def compares(self, containers: Sequence[Any], key: Any) -> bool:
-        """Whether a value of Python state counts: what is under a key in some container."""
+        """Whether a guard compares the value under a key in one of these containers."""
         same_place = (row for row in self.rows if any(row.container is container for container in containers))
-        plain = type(key) in PLAIN  # keys of a program's own classes are asked nothing
+        plain = type(key) in PLAIN  # keys of other classes would run the program's `__eq__`
         return any(row.key is key or (plain and type(row.key) is type(key) and row.key == key) for row in same_place)
 
     def failure(self, call: CallInputs) -> InputMismatchError | None:
@@ -268,22 +268,22 @@ class PythonGuards(GuardKind):
 
 
 class _ContainerContents:
-    """What the containers in some values hold now: the very objects."""
+    """The contents of the containers in some values, which are compared by identity."""
 
     def __init__(self, entered: Iterable[int]) -> None:
-        """``entered``: the identities of objects that others compare."""
+        """``entered``: the identities of objects that other guards compare."""
         self._seen = set(entered)
-        self.empty: list[Any] = []  # containers that are to be empty
-        self._containers: list[tuple[Any, Any]] = []  # with copies of what they are to hold
+        self.empty: list[Any] = []  # containers that must be empty
+        self._containers: list[tuple[Any, Any]] = []  # with copies of what they must hold
         self._arrays: list[tuple[Any, Any]] = []  # likewise
 
     @property
     def is_empty(self) -> bool:
-        """Whether all containers are empty ones."""
+        """Whether all containers are empty."""
         return not (self._containers or self._arrays)
 
     def add(self, value: Any, depth: int = DEPTH) -> None:
-        """Note what the containers that a value consists of hold."""
+        """Record the contents of the containers in a value."""
         comparison = decomposition_of(type(value)).comparison
         if comparison in _NEVER_CHANGED or id(value) in self._seen or not depth:
             return
@@ -301,13 +301,13 @@ class _ContainerContents:
             self.add(item, inside(value, depth))
 
     def changed(self) -> bool:
-        """Whether some container may hold something else."""
+        """Whether some container may hold something else by now."""
         contents = any(not unchanged(container, content) for container, content in self._containers)
         return contents or any(held_by(array, ARRAYS) != content for array, content in self._arrays)
 
 
 def _shown_empty(container: Any, key: Any, value: Any) -> Any:
-    """The container that one comparison shows to be empty still; None of most."""
+    """The container that is compared with `not container`, as it was empty; None for most guards."""
     if key is LENGTH and type(container) in _EMPTY_IS_FALSE and not value:
         return container
     named = type(key) is str and key in HOOKS_OF_MODULES
@@ -315,9 +315,9 @@ def _shown_empty(container: Any, key: Any, value: Any) -> Any:
 
 
 def _differs(writer: FunctionWriter, container: Any, key: Any, value: Any) -> str:
-    """What shows whether an entry of a container is not the very object that it was."""
+    """The condition that an entry of a container is not the very object that it was."""
     if _shown_empty(container, key, value) is not None:
-        # Hooks are taken as they are now: to torch, an empty dict of them is like another one.
+        # Hooks are read again, instead of held: to torch, all empty dicts of hooks are alike.
         return writer.name("container", container) if key is LENGTH else writer.entry(container, key)
     if key is LENGTH:
         return f"len({writer.name('container', container)}) != {value}"
@@ -336,7 +336,7 @@ def _differs(writer: FunctionWriter, container: Any, key: Any, value: Any) -> st
 
 
 def _keys(container: Any) -> str:
-    """What reads the keys of a dict as ``keys_of`` does, as fast as these allow."""
+    """The fastest expression that reads the keys of a dict as ``keys_of`` does."""
     if all(map(is_, container, keys_of(container))):
         return "tuple({})"
     tensors = all(isinstance(key_behind(key), torch.Tensor) for key in container)
@@ -344,7 +344,7 @@ def _keys(container: Any) -> str:
 
 
 class ChangedObjects(GuardKind):
-    """What a program changes in Python objects: a call must find it as the capture found it."""
+    """Guards on the entries of Python objects that a program changes: a call must find the values of the capture."""
 
     def __init__(self, metadata: ProgramMetadata, state: StateWalk) -> None:
         self._metadata, self._state = metadata, state
@@ -383,9 +383,9 @@ class ChangedObjects(GuardKind):
             now = read(container, name if number is None else call.values[number])
             label = name if number is None else self._metadata.inputs[number].target
             if not any(before.is_found(value, states) for value in (now, *items)):
-                found, expected = before.shown(now, states, words)
+                shown, expected = before.shown(now, states, words)
                 return StateMismatchError(
-                    f"`{joined(effect.path, label)}` is {found}, and was {expected} {WHEN}",
+                    f"`{joined(effect.path, label)}` is {shown}, and was {expected} {WHEN}",
                     hint=_CHANGES_IT,
                     containers=[place_of(container, label)[0]],
                 )
@@ -398,7 +398,7 @@ class ChangedObjects(GuardKind):
 
 
 def changed_places(metadata: ProgramMetadata, state: StateWalk) -> set[tuple[int, Any]]:
-    """What a program changes itself, or makes look otherwise: the entries of containers by identity, and keys."""
+    """The entries that a program changes, or whose tensors get other metadata: containers by identity, and keys."""
     places = [
         place_of(effect.container_in([state]), key)
         for effect in metadata.side_effects
@@ -411,7 +411,7 @@ def changed_places(metadata: ProgramMetadata, state: StateWalk) -> set[tuple[int
 
 
 def changed_containers(metadata: ProgramMetadata, state: StateWalk) -> set[int]:
-    """The identities of containers that a program changes or replaces, and of what holds tensors that it moves."""
+    """The identities of containers that a program changes or replaces, or whose tensors get other metadata."""
     changed, inside = changed_places(metadata, state), set[ObjectSource]()
 
     def is_changed(slot: Slot) -> bool:
@@ -424,6 +424,6 @@ def changed_containers(metadata: ProgramMetadata, state: StateWalk) -> set[int]:
 
 
 def _place_of(slot: Slot) -> tuple[ContainerSource, Any]:
-    """Where what is in a slot is found: of a variable of a function its cell, or the globals."""
+    """The container and key of a slot's value: for a variable of a function, its cell or the globals."""
     container, key = place_of(slot.container, slot.key)
     return slot.source if container is slot.container else ContainerSource(container, slot.path), key

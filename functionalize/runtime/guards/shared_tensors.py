@@ -1,10 +1,10 @@
-"""Guards on which places of a program's state hold the same tensor, and on tensors that are no inputs.
+"""Guards on which slots of a program's state hold the same tensor, and on tensors that are not inputs.
 
-A program takes a tensor from the first place where it was found. Where another place holds another tensor by now, it
-would be read as that one. A tensor that the graph does not use is no input of it; yet the program may ask whether it is
-there, of what class it is, and which other it is.
+A call reads a tensor from the first slot where the capture found it. If another slot holds another tensor by then, the
+call would not see that. A tensor that the graph does not use is not an input; yet the program may ask whether it
+exists, for its class, and whether it is the same as another one.
 
-Invariant: nothing is compared but who is who, and classes. Limits: places of state; sets have no places, only members;
+Invariant: only identities and classes are compared. Limits: slots of state; sets have members instead of slots;
 gradients are left out.
 """
 
@@ -26,7 +26,7 @@ _PUT_BACK = "restore the previous objects, or capture again"
 
 
 class SharedTensors(GuardKind):
-    """The further places of the inputs, and those of tensors that are no inputs."""
+    """The further slots of inputs, and the slots of tensors that are not inputs."""
 
     def __init__(self, metadata: ProgramMetadata, values: Sequence[Any], state: StateWalk, *, kinds: bool) -> None:
         """``kinds``: whether the program may ask for the classes of tensors."""
@@ -78,18 +78,18 @@ class SharedTensors(GuardKind):
         for slot, number in self._places:
             if number not in call.examples and slot.found() is not values[number]:
                 return self._no_longer_same(self._inputs[number].label, self._inputs[number].slot or slot, slot)
-        for number, kind in self._kinds:
+        for number, expected in self._kinds:
             value = values[number]
-            if number not in call.examples and value is not None and type(value) is not kind:
-                return _other_kind(self._inputs[number].label, self._inputs[number].slot, value, kind)
+            if number not in call.examples and value is not None and type(value) is not expected:
+                return _other_kind(self._inputs[number].label, self._inputs[number].slot, value, expected)
         return None
 
     def _other_failure(self, values: Sequence[Any], are_examples: bool = False) -> StateMismatchError | None:
-        """What differs of tensors that are no inputs, or keys, and of which tensors are the same."""
-        for (first, *rest), kind in self._others:
+        """The failure for tensors that are not inputs, for keys, and for which tensors are the same."""
+        for (first, *rest), expected in self._others:
             now = first.found()
-            if type(now) is not kind:
-                return _other_kind(f"`{first.path}`", first, now, kind)
+            if type(now) is not expected:
+                return _other_kind(f"`{first.path}`", first, now, expected)
             for slot in rest:
                 if slot.found() is not now:
                     return self._no_longer_same(f"`{first.path}`", first, slot)
@@ -126,30 +126,30 @@ class SharedTensors(GuardKind):
 
 @dataclass(frozen=True)
 class _Identities:
-    """Which tensors are one object: by number."""
+    """Which tensors are the same object, by number."""
 
-    firsts: list[int]  # of each tensor the first that is the same
-    keys: list[Set[int]]  # of each container with tensors for keys, which are among these
+    firsts: list[int]  # for each tensor, the first that is the same
+    keys: list[Set[int]]  # for each container with tensors for keys, which of these tensors are keys
 
 
-def _other_kind(label: str, slot: Slot | None, now: Any, kind: type) -> StateMismatchError:
+def _other_kind(label: str, slot: Slot | None, now: Any, expected: type) -> StateMismatchError:
     what = "not there" if now is ABSENT else f"a {type(now).__name__}"
     return StateMismatchError(
-        f"{label} is {what}, and was a {kind.__name__} {WHEN}", hint=_PUT_BACK, containers=containers_of(slot)
+        f"{label} is {what}, and was a {expected.__name__} {WHEN}", hint=_PUT_BACK, containers=containers_of(slot)
     )
 
 
 def _logs(metadata: ProgramMetadata, state: StateWalk) -> set[int]:
-    """The identities of the lists to which a program only adds: it asks nothing of what is there."""
+    """The identities of the lists to which a program only appends, without reading their items."""
     effects = (effect for effect in metadata.side_effects if effect.state == 0 and effect.adds)
     return {id(effect.container_in([state])) for effect in effects}
 
 
 def _held(slots: Sequence[Slot]) -> Iterator[tuple[Slot, Any]]:
-    """The places that have names or numbers, and what is there."""
+    """The slots that are not in sets, with their values."""
     yield from ((slot, slot.get()) for slot in slots if not isinstance(slot.container, SetItems))
 
 
 def _in_sets(state: StateWalk) -> Iterator[tuple[Slot, Any]]:
-    """The items of sets."""
+    """The slots that are in sets, with their values."""
     yield from ((slot, slot.get()) for slot in state.tensors if isinstance(slot.container, SetItems))

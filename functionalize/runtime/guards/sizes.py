@@ -1,6 +1,6 @@
-"""Guards on sizes that are symbols: their ranges, which are equal, and the conditions that the capture met.
+"""Guards on sizes that are symbols: their ranges, equalities, and the conditions that the capture met.
 
-Invariant: a call is computed only for sizes for which each decision that the capture took on sizes holds.
+Invariant: a call is computed only for sizes that take the branches on sizes that the capture took.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ class InputSize(NamedTuple):
 
 Sizes = tuple[InputSize, ...]
 
-_UNBOUNDED = 2**31  # upper ends from here on are none that anybody asked for
-_LARGEST = 65_536  # upper end of a range that is tried
-_TRIED = 64  # sizes next to the end of a range, where the end itself does not meet all conditions
+_UNBOUNDED = 2**31  # larger upper ends mean that no bound was asked for
+_LARGEST = 65_536  # larger upper ends of ranges are not tried
+_TRIED = 64  # how many sizes are tried from the end of a range, if the end itself does not meet all conditions
 
 
 @dataclass(frozen=True)
 class Size:
     """A size that may differ from call to call.
 
-    ``name``: that of its ``Dim``, else torch's symbol. ``low``, ``high``: the sizes that a call may have; ``high`` is
-    None where there is no bound. ``places``: the dimensions that have it. ``symbols``: torch's names of it.
+    ``name``: that of its ``Dim``, or torch's symbol. ``low``, ``high``: the bounds for calls; a ``high`` of None means
+    no bound. ``places``: the dimensions that have this size. ``symbols``: torch's names for it.
 
     Example:
         >>> import torch
@@ -68,7 +68,7 @@ class SizeGuards(GuardKind):
         ranges: Mapping[Any, Any],
         names: Mapping[Any, str],
     ) -> None:
-        """``layouts``: of inputs whose sizes have symbols, as expressions; ``names``: those that the caller gave."""
+        """``layouts``: of inputs whose sizes contain symbols, as expressions; ``names``: those that the caller gave."""
         self._inputs, self._layouts = inputs, dict(layouts)
         self._conditions, self._ranges = list(conditions), dict(ranges)
         self._names = {str(symbol): name for symbol, name in names.items()}
@@ -79,7 +79,7 @@ class SizeGuards(GuardKind):
         return frozenset(self._layouts)
 
     def narrowed(self, environment: Any) -> SizeGuards:
-        """These, and what a trace has taken for granted since: decomposing an operator compares sizes."""
+        """These guards, and what a trace has assumed since: the decomposition of an operator compares sizes."""
         from functionalize._torch.symbols.symbols import guards  # here: loads sympy
 
         return SizeGuards(self._inputs, self._layouts, guards(environment), environment.var_to_range, self._names)
@@ -89,14 +89,14 @@ class SizeGuards(GuardKind):
         return tuple(InputSize(number, values[number].size(), values[number].stride()) for number in self._layouts)
 
     def holds_for(self, sizes: Sizes) -> bool:
-        """Whether they are such."""
+        """Whether sizes satisfy these guards."""
         return self._failure_of(sizes) is None
 
     def check(self, values: Sequence[Any]) -> None:
-        """Raise where the sizes of a program's inputs are not such.
+        """Raise if the sizes of a program's inputs do not satisfy these guards.
 
         Raises:
-            InputMismatchError: says which input and what is expected.
+            InputMismatchError: the message names the input and the expected size.
         """
         error = self._failure_of(self.of(values))
         if error is not None:
@@ -117,28 +117,28 @@ class SizeGuards(GuardKind):
         return (Guard("the sizes", "satisfy", text) for text in dict.fromkeys(said) if not _SAME.fullmatch(text))
 
     def described(self) -> list[Size]:
-        """The sizes that may differ; of sizes with one name the bounds that all have."""
-        found: dict[str, Size] = {}
+        """The sizes that may differ; sizes with the same name are one, with the bounds of all."""
+        described: dict[str, Size] = {}
         for number, layout in self._layouts.items():
             for dim, size in enumerate(layout.size):
                 if type(size) is int or not size.is_symbol:
                     continue
                 name, place = self._named(str(size)), f"dimension {dim} of {self._inputs[number].quoted}"
                 low, high = _ends(self._ranges[size])
-                symbols = tuple(symbol for symbol, given in self._names.items() if given == name) or (name,)
-                known = found.get(name, Size(name, low, high, (), symbols))
-                highs = [end for end in (known.high, high) if end is not None]
-                places = (*known.places, place)
-                found[name] = Size(name, max(known.low, low), min(highs, default=None), places, symbols)
-        return list(found.values())
+                symbols = tuple(symbol for symbol, own_name in self._names.items() if own_name == name) or (name,)
+                earlier = described.get(name, Size(name, low, high, (), symbols))
+                highs = [end for end in (earlier.high, high) if end is not None]
+                places = (*earlier.places, place)
+                described[name] = Size(name, max(earlier.low, low), min(highs, default=None), places, symbols)
+        return list(described.values())
 
     def _named(self, text: str) -> str:
-        return _SYMBOL.sub(lambda found: self._names.get(found[0], found[0]), text)
+        return _SYMBOL.sub(lambda match: self._names.get(match[0], match[0]), text)
 
     def ends(self, sizes: Sizes) -> Iterator[tuple[str, Sizes]]:
-        """The sizes of a call, with each that may differ at the lower end of its range, and at the upper.
+        """The sizes of a call, in turn with each symbol at the lower and at the upper end of its range, and in words.
 
-        In words, and as such; one without an upper end, or with a very large one, is doubled.
+        A size without an upper end, or with a very large one, is doubled.
         """
         example = {
             size: actual
@@ -187,7 +187,7 @@ class SizeGuards(GuardKind):
         return self._condition_failure(numbers)
 
     def _size_failure(self, numbers: dict[Any, int], size: Any, actual: int, label: str) -> InputMismatchError | None:
-        """Compare one size or stride; a symbol that is met first stands for it from now on, in ``numbers``."""
+        """Compare one size or stride; the first value of a symbol is recorded in ``numbers``."""
         expected: Any = size
         if type(size) is not int and size.is_symbol:
             expected = numbers.setdefault(size, actual)
@@ -221,7 +221,7 @@ class SizeGuards(GuardKind):
 
 
 _SYMBOL = re.compile(r"\bs\d+\b")  # as torch names those of sizes
-_SAME = re.compile(r"Eq\((\w+), \1\)")  # what a common name says
+_SAME = re.compile(r"Eq\((\w+), \1\)")  # two sizes with one name are equal
 
 
 def _range(low: int, high: int | None) -> str:

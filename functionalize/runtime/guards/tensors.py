@@ -1,7 +1,7 @@
-"""Guards on single tensors: the properties that all programs depend on, and what a program asked besides.
+"""Guards on single tensors: the properties that all programs depend on, and properties that a program asked for.
 
-Invariant: two answers are the same only if a program cannot tell them apart. Limits: an attribute that is an object is
-known by its identity.
+Invariant: two answers are the same only if a program cannot distinguish them. Limits: an attribute that is an object is
+compared by identity.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from functionalize.runtime.metadata import GraphInput
 
 
 def _class_of(tensor: torch.Tensor) -> type:
-    """The class of a tensor, where a program could tell it from a plain one."""
+    """The class of a tensor; `torch.Tensor` if a program could not distinguish it from a plain one."""
     plain = type(tensor) in TENSOR_TYPES or isinstance(tensor, FakeTensor)
     return torch.Tensor if plain else type(tensor)
 
@@ -58,7 +58,7 @@ def _strides(tensor: torch.Tensor) -> Any:
     return tensor.stride() if tensor.layout is torch.strided and not tensor.is_nested else None
 
 
-IDENTITY, HAS_GRADIENT = "identity", "has a gradient"  # the first is asked by ``id``
+IDENTITY, HAS_GRADIENT = "identity", "has a gradient"  # a program asks for the first by ``id``
 REQUIRES_GRAD, STRIDES, INFERENCE = "requires_grad", "strides", "is an inference tensor"
 TENSOR_PROPERTIES: dict[str, Callable[[torch.Tensor], Any]] = {
     "class": _class_of,
@@ -75,7 +75,7 @@ _READ = tuple(TENSOR_PROPERTIES.values())
 _SIZE = [*TENSOR_PROPERTIES].index("size")
 _STRIDES = [*TENSOR_PROPERTIES].index(STRIDES)
 
-# Of what is true of an input or not, what is said of it now, and of when the program was captured.
+# For properties that are true or false: what messages say of an input now, and of it at the capture.
 _TRUE_OR_NOT: Mapping[str, tuple[tuple[str, str], ...]] = {
     REQUIRES_GRAD: (("requires no gradients", "required none"), ("requires gradients", "required some")),
     INFERENCE: (("is not an inference tensor", "was none"), ("is an inference tensor", "was one")),
@@ -100,32 +100,32 @@ _HINTS = {
 
 
 def _mismatch(
-    entry: GraphInput, name: str, now: Any, before: Any, kind: type[InputMismatchError] = InputMismatchError
+    entry: GraphInput, name: str, now: Any, before: Any, error: type[InputMismatchError] = InputMismatchError
 ) -> InputMismatchError:
-    """The error for an input of which a property is another one."""
+    """The error for an input with another value of a property."""
     said, containers = _TRUE_OR_NOT.get(name), containers_of(entry.slot)
     if said is None:
         verbs = ("are", "were") if name == STRIDES else ("is", "was")
-        return mismatch(f"the {name} of {entry.label}", now, before, kind, verbs, containers)
+        return mismatch(f"the {name} of {entry.label}", now, before, error, verbs, containers)
     what = f"{entry.label} {said[now][0]}, and {said[before][1]} {WHEN}"
-    return kind(what, hint=_HINTS.get(name, HINT), containers=containers)
+    return error(what, hint=_HINTS.get(name, HINT), containers=containers)
 
 
 class AskedAttribute(str):
-    """An attribute that somebody gave to a tensor, or may give: in words, with its name beside."""
+    """The question for an attribute that somebody set on a tensor, or may set: its words, with the name as a field."""
 
     name: str
 
     @classmethod
     def of(cls, name: str) -> AskedAttribute:
-        """That of a name."""
+        """The question for an attribute of this name."""
         made = cls(f"attribute `{name}`")
         made.name = name
         return made
 
 
 def answer_of(question: str, tensor: torch.Tensor) -> Any:
-    """What a tensor answers, as a value that can be compared by :func:`same`."""
+    """The answer of a tensor, as a value that :func:`same` compares."""
     if isinstance(question, AskedAttribute):
         value = vars(tensor).get(question.name, ABSENT)
         if isinstance(value, torch.Tensor):
@@ -136,7 +136,7 @@ def answer_of(question: str, tensor: torch.Tensor) -> Any:
 
 @dataclass(frozen=True)
 class Dimensions:
-    """The size of a tensor of which nothing but the number of dimensions counts."""
+    """The size of a tensor if only its number of dimensions is compared."""
 
     count: int
 
@@ -145,7 +145,7 @@ class Dimensions:
 
 
 class TensorProperties(GuardKind):
-    """The properties of some inputs in :data:`TENSOR_PROPERTIES`."""
+    """The :data:`TENSOR_PROPERTIES` of some inputs."""
 
     def __init__(self, inputs: Sequence[GraphInput], values: Mapping[int, Any], dynamic: Set[int]) -> None:
         """``values``: the inputs that are compared, by number; ``dynamic``: those whose sizes may differ."""
@@ -171,16 +171,18 @@ class TensorProperties(GuardKind):
             return
         sizes: list[Any] = [[None] * t.dim() if n in self._dynamic else list(t.size()) for n, t in tensors.items()]
         strides: list[Any] = [[None] * t.dim() if n in self._dynamic else list(t.stride()) for n, t in tensors.items()]
-        looks = TensorGuards(*tensors.values(), dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
-        code.body.refuse(f"not looks({items_of('inputs', [*tensors], len(self._inputs))})", looks=looks.check)
+        guards = TensorGuards(*tensors.values(), dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
+        code.body.refuse(
+            f"not have_layouts({items_of('inputs', [*tensors], len(self._inputs))})", have_layouts=guards.check
+        )
 
     def listed(self) -> Iterator[Guard]:
-        for number, look in self._expected.items():
-            for name, value in zip(TENSOR_PROPERTIES, look or (), strict=look is not None):
+        for number, properties in self._expected.items():
+            for name, value in zip(TENSOR_PROPERTIES, properties or (), strict=properties is not None):
                 yield Guard(self._inputs[number].label, name, value)
 
     def _read(self, number: int, value: Any) -> list[Any] | None:
-        """The properties of an input, its sizes left out where they may differ; None of what is no tensor."""
+        """The properties of an input, without sizes that may differ; None if it is not a tensor."""
         if not isinstance(value, torch.Tensor):
             return None
         properties = [read(value) for read in _READ]
@@ -192,7 +194,7 @@ class TensorProperties(GuardKind):
         self, entry: GraphInput, now: list[Any] | None, before: list[Any] | None
     ) -> InputMismatchError | None:
         if now is None or before is None:
-            what, was = ("no tensor" if look is None else "a tensor" for look in (now, before))
+            what, was = ("no tensor" if properties is None else "a tensor" for properties in (now, before))
             said = f"{entry.label} is {what}, and was {was} {WHEN}"
             return InputMismatchError(said, hint=HINT, containers=containers_of(entry.slot))
         for name, this, that in zip(TENSOR_PROPERTIES, now, before, strict=True):
@@ -202,7 +204,7 @@ class TensorProperties(GuardKind):
 
 
 class GradientProperties(TensorProperties):
-    """The same of inputs that are gradients, where they are there; their strides are for another guard."""
+    """The properties of inputs that are gradients, unless they are missing; another guard compares their strides."""
 
     def failure(self, call: CallInputs) -> InputMismatchError | None:
         missing = {number for number in self._expected if call.values[number] is None}
@@ -227,7 +229,7 @@ class InputProperty(GuardKind):
     read: Callable[[Any], Any]
     expected: Mapping[int, Any]  # by the numbers of inputs
     error: type[InputMismatchError] = GradientMismatchError
-    is_asked: bool = False  # whether the program asked it: also what is missing has an answer
+    is_asked: bool = False  # whether the program asked for it: then missing values have an answer too
 
     @property
     def is_empty(self) -> bool:
@@ -248,14 +250,14 @@ class InputProperty(GuardKind):
 
 
 class RequiresGrad(InputProperty):
-    """Which inputs require gradients, of those whose properties torch compares at once: this one among them."""
+    """Which inputs require gradients, for inputs whose properties torch compares at once, this one included."""
 
     def write(self, code: FastCode) -> None:
-        """Nothing: the line of :class:`TensorProperties` compares it."""
+        """Write nothing: the line of :class:`TensorProperties` compares it."""
 
 
 def asked_properties(inputs: Sequence[GraphInput], answers: Mapping[tuple[int, str], Any]) -> list[InputProperty]:
-    """What a program asked inputs; ``answers``: by the numbers of inputs, and questions."""
+    """Guards on properties that a program asked for; ``answers``: by numbers of inputs, and questions."""
     by_question: dict[str, dict[int, Any]] = {}
     for (number, question), answer in answers.items():
         by_question.setdefault(question, {})[number] = answer
@@ -266,13 +268,13 @@ def asked_properties(inputs: Sequence[GraphInput], answers: Mapping[tuple[int, s
 
 
 def strides_that_count(tensor: torch.Tensor) -> Any:
-    """The strides of a gradient, without those of dimensions that have one position."""
+    """The strides of a gradient, without those of dimensions of size 1."""
     if tensor.layout is not torch.strided or tensor.is_nested:
         return tensor.layout
     return tuple(stride for stride, size in zip(tensor.stride(), tensor.size(), strict=True) if size > 1)
 
 
 def strides_and_offset(tensor: torch.Tensor) -> Any:
-    """The same, and where the gradient begins in its storage."""
+    """The strides that count, and the storage offset of a gradient."""
     strides = strides_that_count(tensor)
     return (strides, tensor.storage_offset()) if isinstance(strides, tuple) else strides
