@@ -342,6 +342,4 @@ class TangentSpec(NamedTuple):
             return tangent
         order = sorted(range(len(self.stride)), key=self.stride.__getitem__, reverse=True)
         back = sorted(range(len(order)), key=order.__getitem__)
-        return (
-            tangent.permute(order).contiguous().permute(back)
-        )  # not by writing to an empty tensor, which vmap does not support
+        return tangent.permute(order).contiguous().permute(back)  # vmap cannot write to an empty tensor

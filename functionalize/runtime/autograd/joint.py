@@ -79,9 +79,7 @@ class ForwardCall:
     gradients: Sequence[int | None]  # for each input of the graph, the backward's result that is its gradient
     written: Sequence[int | None]  # for each tangent, the backward's result that is written to it
     doubles: Sequence[int]  # results that are inputs or earlier results: autograd requires distinct tensors
-    views: Sequence[
-        tuple[int, int]
-    ]  # results in the memory of inputs or of other results, with positions as in `saved`
+    views: Sequence[tuple[int, int]]  # results in the memory of inputs or results: these, by positions as in `saved`
     strides: Sequence[tuple[int, ...] | None]  # of each tangent, if these are plain numbers
 
     def run(self, inputs: Sequence[Any]) -> list[Any]:
@@ -94,9 +92,7 @@ class ForwardCall:
                 results[position] = results[position].detach()
         symbols = self.joint.symbols.bind(inputs, results)
         with BelowVersions():  # autograd must not see views: those that a custom function returns cannot be written
-            for position, layout in enumerate(
-                self.joint.layouts
-            ):  # graphs without views, and compilers, choose other layouts
+            for position, layout in enumerate(self.joint.layouts):  # a graph without views, or a compiler, has others
                 if layout is not None:
                     now = layout if layout.static else symbols.layout(layout)
                     results[position] = with_layout(results[position], now)

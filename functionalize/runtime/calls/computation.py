@@ -1,4 +1,4 @@
-"""Computes the results of a program's graph in a call, before anything is written, and tells autograd of them.
+"""Computes the results of a program's graph in a call, before anything is written, and records them in autograd.
 
 Takes the inputs of a call and gives :class:`Computed`. A program has one computation, made once, and captured programs
 and compiled Dynamo graphs share these classes.

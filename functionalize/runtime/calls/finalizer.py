@@ -123,9 +123,8 @@ class CallFinalizer:
             target.detach_()
         for op, args in mutation.metadata:
             values = list(map(self._argument, args))
-            if (
-                op is aten.set_.source_Tensor and values[0].dtype != target.dtype
-            ):  # the same size would need more memory
+            # With the target's dtype, the same size may need more memory.
+            if op is aten.set_.source_Tensor and values[0].dtype != target.dtype:
                 values[0] = values[0].detach().as_strided((0,), (1,), 0)
             if op is aten.as_strided_.default:  # the program has grown the storage that it was set to
                 size, stride, *offset = values

@@ -77,9 +77,8 @@ class Specializations:
         refused = [refusals.pop(self.first), *refusals.values()]
         error_types = {type(error) for error in refused}
         changes = set[int]().union(*(specialization.guards.changes for specialization in self.kept))
-        own = any(
-            id(held) in changes for error in refused for held in error.containers
-        )  # changed by the program itself
+        # Whether the program itself changes what differs.
+        own = any(id(held) in changes for error in refused for held in error.containers)
         follows = own or GradientMismatchError in error_types or self.on_guard_failure == "recapture"
         if not (follows or error_types & {StateMismatchError, NumberMismatchError}):
             raise refused[0]

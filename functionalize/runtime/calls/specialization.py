@@ -63,21 +63,17 @@ _VIEWING = 8  # how many captures with inputs as views of one tensor are kept; t
 
 @dataclass(frozen=True, eq=False)
 class Recorded:
-    """A recorded program: its graph, and what is known beside it."""
+    """A recorded program: its graph and everything that describes it."""
 
     graph: Graph
     root: torch.nn.Module  # the module that holds the graph's attributes
     metadata: ProgramMetadata
-    joint: (
-        JointGraph | Exception | Backward | None
-    )  # an exception says why it is missing; None: no result requires grad
+    joint: JointGraph | Exception | Backward | None  # or why it is missing; None: no result requires gradients
     signature: Callable[[], ExportGraphSignature]
     historian: Historian
     written: Sequence[tuple[OutputKind, str, Any]]  # the written inputs and state, each with its base in the history
     shared: list[list[str]]  # names of graph inputs that share a storage
-    asked: Mapping[
-        tuple[int, str], Location | None
-    ]  # the program's questions on inputs, by number; the lines are for errors
+    asked: Mapping[tuple[int, str], Location | None]  # questions on inputs, by number, with the lines that ask
     endings: Sequence[tuple[frozenset[Node], str]] = ()  # where gradients end: nodes, and the place in words
     refused: Mapping[int, Exception] = field(default_factory=dict)  # results without gradients, and the reason
 
@@ -95,9 +91,7 @@ class Capture:
     original: Callable[..., Any]  # the program as the user wrote it
     catches: bool  # whether the program's own code catches errors
     converts: bool  # whether `float` and `int` of data-dependent numbers were no decisions
-    unread: Sequence[
-        Callable[[], Any]
-    ]  # draws from Python's or NumPy's generators whose numbers the program never reads
+    unread: Sequence[Callable[[], Any]]  # draws from Python's or NumPy's generators whose numbers are never read
 
 
 def _answers_by_line(earlier: Sequence[Decision], asked: Sequence[Decision]) -> Answers:
@@ -212,9 +206,7 @@ class Specialization:
         if arguments.are_examples or self.awaits_gradients:
             return inputs
         self._slowly += 1
-        if (
-            self._slowly & (self._slowly - 1) == 0
-        ):  # after 1, 2, 4, ... calls: generating code takes as long as calls do
+        if self._slowly & (self._slowly - 1) == 0:  # after 1, 2, 4, ... calls, as it takes as long as calls do
             code = self.guards.fast_code(arguments, inputs)
             if code is not None:
                 self.passed, self._fast = code.function(), code if self._may_be_fast else None

@@ -21,9 +21,7 @@ from functionalize.python_state.slots import Slot
 from functionalize.runtime.arguments import CallArguments
 from functionalize.runtime.guards.compiled import FunctionWriter
 
-Passes = Callable[
-    [CallArguments], list[Any] | None
-]  # the program's inputs for a call; None: the guards must check the call
+Passes = Callable[[CallArguments], list[Any] | None]  # the inputs for a call; None: the guards must check it
 WHEN = "when the program was captured"
 HINT = "pass inputs like those of the capture, capture again, or capture with on_guard_failure='recapture'"
 

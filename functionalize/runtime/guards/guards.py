@@ -259,6 +259,5 @@ def _is_compared(question: str, value: Any, entry: GraphInput, changes: Set[int]
         return True
     if question not in ASKED_PROPERTIES or value.layout is not torch.strided or entry.gradient_of is not None:
         return False
-    return not (
-        question == HOOKS and any(id(hooks) in changes for hooks in gradient_hooks(value))
-    )  # the program removes some
+    # A program that removes hooks is not compared by them.
+    return not (question == HOOKS and any(id(hooks) in changes for hooks in gradient_hooks(value)))

@@ -78,15 +78,18 @@ _STRIDES = [*TENSOR_PROPERTIES].index(STRIDES)
 # For properties that are true or false: what messages say of an input now, and of it at the capture.
 _TRUE_OR_NOT: Mapping[str, tuple[tuple[str, str], ...]] = {
     REQUIRES_GRAD: (("requires no gradients", "required none"), ("requires gradients", "required some")),
-    INFERENCE: (("is not an inference tensor", "was none"), ("is an inference tensor", "was one")),
+    INFERENCE: (("is not an inference tensor", "was not"), ("is an inference tensor", "was one")),
     HAS_GRADIENT: (("has no gradient", "had none"), ("has a gradient", "had one")),
-    LEAF: (("is not a leaf", "was none"), ("is a leaf", "was one")),
-    VIEW: (("is not a view", "was none"), ("is a view", "was one")),
-    SILENT_VIEW: (("is not a view of a tensor that requires gradients", "was none"), ("is a view of such", "was one")),
-    LEAF_VIEW: (("is not both a leaf and a view", "was none"), ("is a leaf, and a view", "was both")),
+    LEAF: (("is not a leaf", "was not"), ("is a leaf", "was one")),
+    VIEW: (("is not a view", "was not"), ("is a view", "was one")),
+    SILENT_VIEW: (
+        ("is not a view of a tensor that requires gradients", "was not"),
+        ("is a view of a tensor that requires gradients", "was one"),
+    ),
+    LEAF_VIEW: (("is not both a leaf and a view", "was not"), ("is both a leaf and a view", "was both")),
     FOLLOWED_VIEW: (
-        ("is not a view of a tensor that requires gradients", "was none"),
-        ("is a view of such", "was one"),
+        ("is not a view of a tensor that requires gradients", "was not"),
+        ("is a view of a tensor that requires gradients", "was one"),
     ),
     HOOKS: (
         ("has no hooks on its gradient", "had none"),

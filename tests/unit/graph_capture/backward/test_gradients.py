@@ -850,7 +850,7 @@ def test_data_of_a_view_that_are_written_are_refused(run: Callable[[Tensor], Ten
         wanted = torch.autograd.grad(run(view.clone()).sum(), leaf, retain_graph=True)[0]
         assert torch.equal(torch.autograd.grad(captured(view).sum(), leaf)[0], wanted)
     captured = capture(run, (torch.arange(2.0, requires_grad=True),))
-    with pytest.raises(InputMismatchError, match="is a view of such, and was none"):
+    with pytest.raises(InputMismatchError, match="is a view of a tensor that requires gradients, and was not"):
         captured((leaf * 1)[:2])
 
 

@@ -382,7 +382,7 @@ def test_a_hook_that_came_later_is_noticed_where_the_program_computes_gradients(
 def test_whether_an_input_is_a_view_is_a_guard_where_the_program_asks() -> None:
     program = capture(lambda x: x + int(x._is_view()), (torch.ones(2),))
     assert_same(torch.ones(2), program(torch.ones(2)))
-    with pytest.raises(InputMismatchError, match="the input `x` is a view, and was none when"):
+    with pytest.raises(InputMismatchError, match="the input `x` is a view, and was not when"):
         program(torch.ones(3)[1:])
     assert_same(torch.full((2,), 2.0), capture(lambda x: x * 2, (torch.ones(2),))(torch.ones(3)[1:]))
 
@@ -397,7 +397,7 @@ SENTENCES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], tuple[Any, ...]]
         (X[0],),
         (X[1],),
     ),
-    "the input `x` is a view, and was none": (lambda x: x + int(x._is_view()), (X,), (torch.zeros(3, 2).view(2, 3),)),
+    "the input `x` is a view, and was not": (lambda x: x + int(x._is_view()), (X,), (torch.zeros(3, 2).view(2, 3),)),
 }
 
 
@@ -442,7 +442,7 @@ def test_whether_an_input_is_a_view_is_a_guard_where_it_is_told_to_require_gradi
     assert gradient(run, torch.ones(3)[1:]) is None
     program = capture(run, (torch.ones(2),))
     assert gradient(program, torch.ones(2)) is not None
-    with pytest.raises(InputMismatchError, match="the input `x` is a view, and was none when"):
+    with pytest.raises(InputMismatchError, match="the input `x` is a view, and was not when"):
         program(torch.ones(3)[1:])
     program = capture(lambda x: x.requires_grad_() * 2, (torch.ones(2),))
     assert program(torch.ones(3)[1:]).requires_grad

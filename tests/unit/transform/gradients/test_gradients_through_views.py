@@ -156,7 +156,7 @@ def test_inference_tensors_are_no_others() -> None:
         program = capture(f, (torch.ones(3),))
         with pytest.raises(InputMismatchError, match="is not an inference tensor, and was one"):
             program(plain)
-        with pytest.raises(InputMismatchError, match="is an inference tensor, and was none"):
+        with pytest.raises(InputMismatchError, match="is an inference tensor, and was not"):
             capture(f, (plain,))(torch.ones(3))
         again = capture(f, (torch.ones(3),), on_guard_failure="recapture")
         assert again(plain) is plain
@@ -275,7 +275,7 @@ def test_a_hook_on_the_gradient_of_a_view_that_is_written() -> None:
     program = capture(f, (inputs("computed", (2, 2))[1],))
     wanted = observed(f, *inputs("computed", (2, 2)))
     torch.testing.assert_close(observed(program, *inputs("computed", (2, 2))), wanted)
-    with pytest.raises(InputMismatchError, match="is a view, and was none"):
+    with pytest.raises(InputMismatchError, match="is a view, and was not"):
         program(inputs("view", (2, 2))[1])
     with pytest.raises(UnsupportedProgramError, match="a write after a hook on its gradient"):
         capture(f, (inputs("view", (2, 2))[1],))
