@@ -1,1 +1,1 @@
-"""The Python objects of a program: walked, compared, decomposed, built again."""
+"""The Python objects of a program: how they are walked, compared, decomposed and rebuilt."""

@@ -1,6 +1,6 @@
-"""Values that hold what Python does not show as attributes or items of objects: arrays, generators of random numbers.
+"""How to read and write objects whose state is not in attributes or items: arrays, generators of random numbers.
 
-Invariant: what is read can be written back. Limits: the rows below; arrays that are large are not compared.
+Invariant: a state that was read can be written back. Limits: the rows below; large arrays are not compared.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _MAX_BYTES = 2**20  # of arrays that calls compare
 
 
 class Extent(NamedTuple):
-    """Where in memory something lies: its first address, and that behind its last one."""
+    """A range of memory: its first address, and the one after its last."""
 
     first: int
     end: int
 
     def meets(self, other: Extent) -> bool:
-        """Whether both have an address."""
+        """Whether both share an address."""
         return self.first < other.end and other.first < self.end
 
 
@@ -44,13 +44,13 @@ def _extent_of_numpy(value: Any) -> Extent | None:
 
 
 class Access(NamedTuple):
-    """How what an object holds is read, as a value that can be compared, and written back."""
+    """How the state of an object is read, as a value that can be compared, and written back."""
 
     name: str
     read: Callable[[Any], Any]
     write: Callable[[Any, Any], object]
     size: Callable[[Any], float] = lambda value: 0  # in bytes
-    extent: Callable[[Any], Extent | None] = lambda value: None  # of what tensors may share
+    extent: Callable[[Any], Extent | None] = lambda value: None  # of memory that tensors may share
 
 
 def _write_items(value: Any, held: Any) -> None:
@@ -58,7 +58,7 @@ def _write_items(value: Any, held: Any) -> None:
 
 
 def _write_numpy(value: Any, held: Any) -> None:
-    numpy: Any = sys.modules["numpy"]  # there is an array of it
+    numpy: Any = sys.modules["numpy"]  # loaded, as there is an array
     value[...] = numpy.frombuffer(held[2], value.dtype).reshape(value.shape)
 
 
@@ -66,7 +66,7 @@ def _write_state(generator: Any, held: bytes) -> None:
     generator.bit_generator.state = pickle.loads(held)
 
 
-# By the module and the name of a class: not all are loaded.
+# By module and name of a class, as not all classes are loaded.
 ARRAYS: Mapping[tuple[str, str], Access] = {
     ("builtins", "bytearray"): Access("a bytearray", bytes, _write_items, len, _extent_of_buffer),
     ("builtins", "memoryview"): Access(
@@ -99,13 +99,13 @@ GENERATORS: Mapping[tuple[str, str], Access] = {
 
 
 def access_to(value: Any, table: Mapping[tuple[str, str], Access], *, large: bool = False) -> Access | None:
-    """The row of a value's class, if it has one and the value is not too large; ``large``: whatever its size is."""
-    kind = type(value)
-    access = table.get((kind.__module__, kind.__qualname__))
+    """The row of a value's class; None if it has no row, or the value is too large and not ``large``."""
+    cls = type(value)
+    access = table.get((cls.__module__, cls.__qualname__))
     return None if access is None or (not large and access.size(value) > _MAX_BYTES) else access
 
 
 def held_by(value: Any, table: Mapping[tuple[str, str], Access]) -> Any:
-    """What a value holds; None where nobody can tell."""
+    """The state of a value; None if it cannot be read."""
     access = access_to(value, table)
     return None if access is None else access.read(value)

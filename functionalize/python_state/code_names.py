@@ -1,8 +1,8 @@
-"""The variables that code of a program names, and the attributes that it assigns, read off its instructions.
+"""The variables that a program's code names, and the attributes that it assigns, read from its instructions.
 
 Takes functions, or their code. Gives containers and keys of variables, and names. Guarantees that nothing runs. Limits:
-a program's own modules are looked into, libraries are not; methods are found by their names, whatever object they are
-called of; what is assigned by ``setattr``, or as an entry of a dict, is not seen.
+only modules of the program itself are searched, not those of libraries; methods are found by name, whatever object they
+are called on; assignments by ``setattr`` or to entries of a dict are not seen.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from functionalize.python_state.ownership import is_of_python, is_own
 from functionalize.python_state.traversal_rules import PLAIN
 from functionalize.python_state.walk import is_module
 
-CONSTRUCTORS = frozenset({"__init__", "__new__", "__post_init__", "__setstate__"})  # what they assign may stay
+# Attributes that only these methods assign may be constant.
+CONSTRUCTORS = frozenset({"__init__", "__new__", "__post_init__", "__setstate__"})
 _STORE_GLOBAL, _STORE_ATTR = opmap["STORE_GLOBAL"], opmap["STORE_ATTR"]
 _LOAD_GLOBAL, _EXTENDED_ARG = opmap["LOAD_GLOBAL"], opmap["EXTENDED_ARG"]
 _MATCHES = {opmap[name] for name in ("CHECK_EXC_MATCH", "CHECK_EG_MATCH", "JUMP_IF_NOT_EXC_MATCH") if name in opmap}
@@ -31,12 +32,12 @@ _LOADS_BY_NAME = {
     opmap[name] for name in ("LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS") if name in opmap
 }  # the second since 3.12
 FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial, type(functools.lru_cache(lambda: None)))
-METHODS_IN_C = (types.BuiltinFunctionType, types.MethodWrapperType)  # functions, too, which are bound to a module
-Named = tuple[str, Any, Any]  # a variable: its name, and the container and key where it is
+METHODS_IN_C = (types.BuiltinFunctionType, types.MethodWrapperType)  # functions too: they are bound to a module
+Named = tuple[str, Any, Any]  # a variable: its name, and its container and key
 
 
 def variables(func: Any) -> Iterator[Named]:
-    """What a function reaches by names: arguments bound by ``partial``, ``self``, defaults, closures, globals."""
+    """The variables that a function reaches: arguments bound by ``partial``, ``self``, defaults, closures, globals."""
     for layer in _behind(func):
         if isinstance(layer, functools.partial):
             yield "args", BoundBy(layer), "args"
@@ -50,7 +51,7 @@ def variables(func: Any) -> Iterator[Named]:
 
 
 def _behind(func: Any) -> Iterator[Any]:
-    """A callable, and in turn what it calls: what ``partial`` or a method binds, what decorators wrapped."""
+    """A callable, then in turn the callables that it wraps: by ``partial``, as a method, by a decorator."""
     seen = set[int]()
     while callable(func) and id(func) not in seen:
         seen.add(id(func))
@@ -62,12 +63,12 @@ def _behind(func: Any) -> Iterator[Any]:
 
 
 def bound_by_name(func: Any) -> list[dict[str, Any]]:
-    """The dicts of arguments that ``functools.partial`` binds by name, which a program may change."""
+    """The dicts of arguments that ``functools.partial`` binds by name; a program may change them."""
     return [layer.keywords for layer in _behind(func) if isinstance(layer, functools.partial)]
 
 
 def layers(func: Any) -> Iterator[Any]:
-    """The function behind decorators, and what decorators of the user's wrapped it in."""
+    """The function behind decorators, and the wrappers of the user's own decorators."""
     for layer in _behind(func):
         if inspect.isfunction(layer) and (not hasattr(layer, "__wrapped__") or is_of_program(layer.__code__)):
             yield layer
@@ -81,12 +82,12 @@ def _of_layers(func: Any) -> Iterator[Named]:
 
 
 def _named(func: Any) -> Iterator[Named]:
-    """Variables that a function closes over, global ones, and those of modules that it names."""
+    """A function's closure variables, its globals, and variables of modules that it names."""
     for name, cell in zip(func.__code__.co_freevars, func.__closure__ or (), strict=False):
         yield name, Variable(cell, None), 0
     read_names, loaded, stored, _ = names_in(func.__code__)
     if is_of_python(func.__code__.co_filename):
-        return  # what its modules keep (compiled patterns, say) is no state of a program's
+        return  # what the standard library keeps, such as compiled patterns, is not state of the program
     for name in loaded:
         if name not in stored and name in func.__globals__:
             yield name, func.__globals__, name
@@ -98,7 +99,7 @@ def _named(func: Any) -> Iterator[Named]:
 
 
 def _modules_of(func: Any, names: list[str]) -> Iterator[tuple[str, Any]]:
-    """The modules that a function may know by a name, those among them that it imports when it runs."""
+    """Values that may be modules, by the names that a function has for them; modules that it imports too."""
     for name, cell in zip(func.__code__.co_freevars, func.__closure__ or (), strict=False):
         yield name, cell_content(cell)
     for name in names:
@@ -106,7 +107,7 @@ def _modules_of(func: Any, names: list[str]) -> Iterator[tuple[str, Any]]:
 
 
 def variables_of_module(value: Any, path: str, names: list[str], seen: set[str]) -> Iterator[Named]:
-    """What a function may reach of a module that it names, if that is a program's own, by the names that it has."""
+    """The variables of a module that a function may reach by its names, if the module is the program's own."""
     if not issubclass(type(value), types.ModuleType) or value.__name__ in seen or not is_own(value.__name__):
         return
     seen.add(value.__name__)
@@ -120,7 +121,7 @@ def variables_of_module(value: Any, path: str, names: list[str], seen: set[str])
 
 
 def _defaults(func: Any) -> Iterator[Named]:
-    """Defaults of arguments that hold something: the same object at each call."""
+    """Defaults that are not plain: each call gets the same object."""
     if not PLAIN.issuperset(map(type, func.__defaults__ or ())):
         yield "defaults", SlotsOf(func, ("__defaults__",)), "__defaults__"
     for name, value in (func.__kwdefaults__ or {}).items():
@@ -129,17 +130,17 @@ def _defaults(func: Any) -> Iterator[Named]:
 
 
 class Names(NamedTuple):
-    """What code, and code of functions in it, does by names."""
+    """The names that code, and code of functions in it, uses."""
 
     all: list[str]
-    loaded: list[str]  # of globals that it reads
-    stored: list[str]  # of globals that it writes
-    gives_attributes: bool  # to whatever object
+    loaded: list[str]  # globals that it reads
+    stored: list[str]  # globals that it writes
+    gives_attributes: bool  # whether it assigns attributes of any object
 
 
 @functools.lru_cache(maxsize=1 << 12)
 def names_in(code: types.CodeType) -> Names:
-    """What code, and code of functions in it, does by names."""
+    """The names that code, and code of functions in it, uses."""
     opcodes, inner = (
         set(code.co_code[::2]),
         [constant for constant in code.co_consts if isinstance(constant, types.CodeType)],
@@ -152,12 +153,12 @@ def names_in(code: types.CodeType) -> Names:
 
 
 def _once(lists: Iterable[list[str]]) -> list[str]:
-    """All names of some lists, each once."""
+    """The names of all lists, each once."""
     return list(dict.fromkeys(itertools.chain.from_iterable(lists)))
 
 
 def _loaded(code: types.CodeType) -> Iterator[str]:
-    """The names that code reads as globals: attributes are names as well."""
+    """The names that code reads as globals; `co_names` contains attributes too."""
     extended, steps = 0, code.co_code
     for opcode, argument in zip(steps[::2], steps[1::2], strict=True):
         argument |= extended
@@ -170,7 +171,7 @@ def _loaded(code: types.CodeType) -> Iterator[str]:
 
 @functools.lru_cache(maxsize=1 << 12)
 def catches(code: types.CodeType) -> bool:
-    """Whether code, or code of functions in it, has an `except`; of one without a class Python 3.10 does not tell."""
+    """Whether code, or code of functions in it, has an `except`; in Python 3.10, one without a class is not seen."""
     opcodes = code.co_code[::2]
     if not _MATCHES.isdisjoint(opcodes) or any(pair == (_CAUGHT, _POP_TOP) for pair in itertools.pairwise(opcodes)):
         return True
@@ -184,25 +185,25 @@ def instructions(code: types.CodeType) -> list[Any]:
     return list(dis.get_instructions(code))
 
 
-def assigned(codes: Iterable[types.CodeType], kinds: Iterable[type]) -> set[str]:
-    """The attributes that code of a program assigns, and methods of some classes that it comes to by name.
+def assigned(codes: Iterable[types.CodeType], classes: Iterable[type]) -> set[str]:
+    """The attributes that a program's code assigns, and methods of some classes that it reaches by name.
 
-    Those aside that only an object's construction assigns.
+    Attributes that are assigned only when an object is constructed are left out.
     """
-    names_assigned, kinds = set[str](), list(kinds)
+    names_assigned, classes = set[str](), list(classes)
     todo = [code for code in codes if code.co_name not in CONSTRUCTORS]
     seen = set[str](CONSTRUCTORS)
     while todo:
         names, stored = _names_and_stores(todo.pop())
         names_assigned |= stored
-        todo += [code for name in names - seen for kind in kinds for code in _methods(kind, name)]
+        todo += [code for name in names - seen for cls in classes for code in _methods(cls, name)]
         seen |= names
     return names_assigned
 
 
-def _methods(kind: type, name: str) -> Iterator[types.CodeType]:
-    """The code of what classes have under a name: of methods, and of properties."""
-    for base in kind.__mro__:
+def _methods(cls: type, name: str) -> Iterator[types.CodeType]:
+    """The code of a class's methods and properties of a name, in all its bases."""
+    for base in cls.__mro__:
         value: Any = vars(base).get(name)
         for function in (value.fget, value.fset) if isinstance(value, property) else (value,):
             inner = inspect.unwrap(getattr(function, "__func__", function)) if callable(function) else None
@@ -212,7 +213,7 @@ def _methods(kind: type, name: str) -> Iterator[types.CodeType]:
 
 @functools.lru_cache(maxsize=1 << 10)
 def _names_and_stores(code: types.CodeType) -> tuple[frozenset[str], frozenset[str]]:
-    """The names in code, and in code of functions in it; and those of attributes that it assigns."""
+    """The names in code, and in code of functions in it; and the attributes that it assigns."""
     names, stored = set(code.co_names), set[str]()
     if _STORE_ATTR in code.co_code[::2]:
         stored.update(step.argval for step in instructions(code) if step.opcode == _STORE_ATTR)

@@ -1,8 +1,8 @@
-"""What Python values sit in: entries of dicts and lists, variables of functions, slots of objects, items of sets.
+"""The containers of Python values: dicts and lists, variables of functions, slots of objects, items of sets.
 
-Takes a container and a key. Gives reads and writes, alike for all: :class:`Variable`, :class:`ContextValue`,
-:class:`SetItems`, :class:`SlotsOf` and :class:`ClassAttributes` are views, as a dict or a list, of what is neither.
-Guarantees that a container is written past the methods that its class overrides. Limits: Python gives a set its order.
+Takes a container and a key. Reads and writes entries of all in the same way: :class:`Variable`, :class:`ContextValue`,
+:class:`SetItems`, :class:`SlotsOf` and :class:`ClassAttributes` make objects look like a dict or a list. Guarantees
+that methods which the class of a container overrides do not run. Limits: Python determines the order of a set.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ Result = TypeVar("Result")
 
 
 def per_class(find: Callable[[type], Result]) -> Callable[[type], Result]:
-    """A function of a class that remembers its result for as long as the class lives, which it does not prolong."""
+    """A cached function of a class: it keeps a result as long as the class lives, and does not keep the class alive."""
     results: dict[int, Result] = {}
     references: dict[int, weakref.ReferenceType[type]] = {}
 
-    def of_class(kind: type) -> Result:
-        identity = id(kind)
+    def of_class(cls: type) -> Result:
+        identity = id(cls)
         try:
             return results[identity]
         except KeyError:
-            return remembered(identity, kind)
+            return remembered(identity, cls)
 
-    def remembered(identity: int, kind: type) -> Result:
+    def remembered(identity: int, cls: type) -> Result:
         def forget(reference: Any) -> None:
             results.pop(identity, None)
             references.pop(identity, None)
 
-        result = find(kind)
-        references[identity] = weakref.ref(kind, forget)
+        result = find(cls)
+        references[identity] = weakref.ref(cls, forget)
         results[identity] = result
         return result
 
@@ -48,11 +48,11 @@ def per_class(find: Callable[[type], Result]) -> Callable[[type], Result]:
 
 
 Container = Any  # a dict, a list, a deque, or a view of the classes below
-ABSENT = object()  # a value that is not there
+ABSENT = object()  # in the place of a missing value
 
 
 class _Items(MutableSequence[Any]):
-    """What is read and written as a whole, as a list."""
+    """A list that is read and written as a whole."""
 
     __slots__ = ()
 
@@ -62,7 +62,7 @@ class _Items(MutableSequence[Any]):
 
     @abstractmethod
     def put(self, items: list[Any]) -> None:
-        """Have these for items."""
+        """Replace all items."""
 
     def __len__(self) -> int:
         return len(self.get())
@@ -90,7 +90,7 @@ class _Items(MutableSequence[Any]):
 
 
 class Variable(_Items):
-    """A variable that functions close over, or a global one: one item, none where it is unbound."""
+    """A closure variable or a global one, as a list of one item; empty while it is unbound."""
 
     __slots__ = ("_key", "_where")
 
@@ -120,7 +120,7 @@ class Variable(_Items):
 
 
 class ContextValue(_Items):
-    """What a ``ContextVar`` is in this context: one item; none where it has no value."""
+    """The value of a ``ContextVar`` in this context, as a list of one item; empty without a value."""
 
     __slots__ = ("_variable",)
 
@@ -134,12 +134,12 @@ class ContextValue(_Items):
             return []
 
     def put(self, items: list[Any]) -> None:
-        for item in items:  # a value cannot be taken away
+        for item in items:  # a value cannot be removed
             self._variable.set(item)
 
 
 class SetItems(_Items):
-    """The items of a set, in the order in which it gives them."""
+    """The items of a set, in the order of its iteration."""
 
     __slots__ = ("_set",)
 
@@ -154,7 +154,7 @@ class SetItems(_Items):
         set.update(self._set, items)
 
     def holds(self, item: Any) -> bool:
-        """Whether a tensor is among them: this very one."""
+        """Whether a tensor is in the set: tensors hash by identity."""
         return set.__contains__(self._set, item)
 
 
@@ -162,7 +162,7 @@ _VIEWS_OF_ITEMS = frozenset({Variable, ContextValue, SetItems})
 
 
 class SlotsOf(MutableMapping[str, Any]):
-    """The ``__slots__`` of an object that hold something, by name."""
+    """The ``__slots__`` of an object that are set, by name."""
 
     __slots__ = ("_names", "_owner")
 
@@ -171,7 +171,7 @@ class SlotsOf(MutableMapping[str, Any]):
 
     @property
     def owner(self) -> Any:
-        """Whose attributes they are."""
+        """The object whose slots these are."""
         return self._owner
 
     def __iter__(self) -> Iterator[str]:
@@ -194,7 +194,7 @@ class SlotsOf(MutableMapping[str, Any]):
 
 
 class ClassAttributes(SlotsOf):
-    """The attributes of a class itself that are data: neither code nor what Python keeps there."""
+    """The own attributes of a class that are data: neither code nor what Python itself stores there."""
 
     __slots__ = ()
 
@@ -218,19 +218,19 @@ def _is_data(name: str, value: Any) -> bool:
     special = name == "_abc_impl" or (name.startswith("__") and name.endswith("__"))
     if special or isinstance(value, types.ModuleType):
         return False
-    kind = type(value)
+    cls = type(value)
     return (
-        kind in DESCRIPTORS
-        or issubclass(kind, type)
-        or not hasattr(kind, "__get__")
-        or not is_of_torch_or_python(kind.__module__)
+        cls in DESCRIPTORS
+        or issubclass(cls, type)
+        or not hasattr(cls, "__get__")
+        or not is_of_torch_or_python(cls.__module__)
     )
 
 
 class CodeOf(SlotsOf):
-    """What decides which code runs, by name: of a function its code and its defaults, methods of a class, a class.
+    """The attributes that decide which code runs, by name: a function's code and defaults, a class's methods, a class.
 
-    A name may be that of an attribute's attribute, behind a dot.
+    A name may contain dots, for attributes of attributes.
     """
 
     __slots__ = ()
@@ -243,7 +243,7 @@ class CodeOf(SlotsOf):
 
 
 class BoundBy(SlotsOf):
-    """The arguments that a ``functools.partial`` gives by position: one tuple, called ``args``."""
+    """The arguments that a ``functools.partial`` binds by position: one tuple, under the name ``args``."""
 
     __slots__ = ()
 
@@ -255,12 +255,12 @@ class BoundBy(SlotsOf):
         owner.__setstate__((owner.func, value, owner.keywords, owner.__dict__))
 
 
-DESCRIPTORS = (functools.partialmethod, functools.singledispatchmethod)  # Python's, that hold what a program gives them
-MAPPINGS = (dict, SlotsOf)  # containers whose entries have keys; those of others have positions
+DESCRIPTORS = (functools.partialmethod, functools.singledispatchmethod)  # Python's, which hold objects of the program
+MAPPINGS = (dict, SlotsOf)  # containers whose entries have keys; entries of other containers have positions
 
 
 def cell_content(cell: types.CellType) -> Any:
-    """What a variable that functions close over holds."""
+    """The value of a closure variable; ``ABSENT`` while it is unbound."""
     try:
         return cell.cell_contents
     except ValueError:  # not filled, or deleted
@@ -268,7 +268,7 @@ def cell_content(cell: types.CellType) -> Any:
 
 
 def read(container: Container, key: Any) -> Any:
-    """An entry as it is now, ``ABSENT`` if there is none; a cell has one, whatever the key."""
+    """The current value of an entry, or ``ABSENT``; a cell has one entry, whatever the key."""
     if type(container) is dict:  # most are
         return container.get(key, ABSENT)
     if isinstance(container, types.CellType):
@@ -281,31 +281,31 @@ def read(container: Container, key: Any) -> Any:
 
 
 def identity(container: Container) -> Any:
-    """What is the same for all views of an object's slots, and otherwise the identity."""
+    """A key for a container: the same for all views of an object's slots, the identity for other containers."""
     return (type(container), id(container.owner)) if isinstance(container, SlotsOf) else id(container)
 
 
 def place_of(container: Container, key: Any) -> tuple[Any, Any]:
-    """Where an entry is, the same for all views of a variable."""
+    """The container and key of an entry, which are the same for all views of a variable."""
     return container.place if type(container) is Variable else (container, key)
 
 
 def entry(container: Container, key: Any) -> Any:
-    """An entry that is there.
+    """The value of an entry that exists.
 
     Raises:
-        LookupError: it is not.
+        LookupError: the entry does not exist.
     """
     if type(container) is dict or not isinstance(container, dict):  # most are
         return container[key]
-    value = dict.get(container, key, ABSENT)  # its class may make what is not there (`__missing__`)
+    value = dict.get(container, key, ABSENT)  # its class may make missing entries (`__missing__`)
     if value is ABSENT:
         raise KeyError(key)
     return value
 
 
 def write(container: Container, key: Any, value: Any) -> None:
-    """Put an entry in its place."""
+    """Set the value of an entry."""
     if isinstance(container, dict):
         _dict_of(container).__setitem__(container, key, value)
     else:
@@ -313,7 +313,7 @@ def write(container: Container, key: Any, value: Any) -> None:
 
 
 def remove(container: Container, key: Any) -> None:
-    """Take an entry out of a mapping."""
+    """Remove an entry of a mapping."""
     if isinstance(container, dict):
         _dict_of(container).__delitem__(container, key)
     else:
@@ -321,16 +321,16 @@ def remove(container: Container, key: Any) -> None:
 
 
 def _dict_of(container: dict[Any, Any]) -> type[dict[Any, Any]]:
-    """The class that keeps a dict's entries."""
+    """The built-in class whose methods read and write a dict."""
     return OrderedDict if isinstance(container, OrderedDict) else dict
 
 
 def copy_of(container: Container) -> Any:
-    """A copy of what a container holds."""
-    kind = type(container)
-    if kind is dict:
+    """A copy of a container's content."""
+    cls = type(container)
+    if cls is dict:
         return container.copy()
-    if kind in _VIEWS_OF_ITEMS:
+    if cls in _VIEWS_OF_ITEMS:
         return container.get()
     if isinstance(container, dict):
         return dict(_dict_of(container).items(container))
@@ -340,7 +340,7 @@ def copy_of(container: Container) -> Any:
 
 
 def unchanged(container: Container, content: Any) -> bool:
-    """Whether a container holds the very objects of a copy that was made of it, in the same order."""
+    """Whether a container still holds the very objects of its copy, in the same order."""
     if type(container) is dict:
         return (
             len(container) == len(content)
@@ -354,12 +354,12 @@ def unchanged(container: Container, content: Any) -> bool:
 
 
 def assign(container: Container, content: Any) -> None:
-    """Give a container other content, in the order of that."""
+    """Replace the content of a container, in the order of the new content."""
     if isinstance(container, dict):
-        kind = _dict_of(container)
-        kind.clear(container)
+        cls = _dict_of(container)
+        cls.clear(container)
         for key, value in content.items():
-            kind.__setitem__(container, key, value)
+            cls.__setitem__(container, key, value)
     elif isinstance(container, SlotsOf):
         container.clear()
         container.update(content)

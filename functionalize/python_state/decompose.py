@@ -1,12 +1,13 @@
 """How Python objects are decomposed: one registry, by class, that walks, snapshots, guards and reconstruction read.
 
-Takes a class, or an object of it. Gives a :class:`Decomposition`: where the values of an object sit, how two objects
-are compared, and of which parts another object is made. A class that is written in Python adds attributes and slots to
-what a built-in class keeps (items, keys, a number). All are read and set below the class's own methods, so that neither
-`__init__` nor `__setattr__` nor pickling code of it has a say. Other built-in classes are asked by ``__reduce_ex__``.
+Takes a class, or an object of it. Gives a :class:`Decomposition`: the containers of an object's values, how two objects
+are compared, and the parts from which another object is made. A class that is written in Python adds attributes and
+slots to the data of a built-in class (items, keys, a number). All of these are read and set without the class's own
+methods: neither `__init__` nor `__setattr__` nor pickling code runs. Other built-in classes are read by
+``__reduce_ex__``.
 
-Guarantees that nothing is changed by being looked at, and that a class is kept alive by nothing here. Limits: objects
-whose class keeps state where neither shows it cannot be made again: generators, locks, most objects of extensions.
+Guarantees that reading an object does not change it, and that no class is kept alive. Limits: objects with state that
+none of these shows cannot be made again: generators, locks, most objects of extensions.
 """
 
 from __future__ import annotations
@@ -46,11 +47,11 @@ from functionalize.python_state.traversal_rules import CONTAINERS, OPAQUE, PATHS
 
 HOOKS_OF_MODULES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 ATTRIBUTES_OF_MODULES = frozenset(torch.nn.Module().__dict__)
-_NOT_SAVED = "_non_persistent_buffers_set"  # the names of a module's buffers that are not in its state_dict
+_NOT_SAVED = "_non_persistent_buffers_set"  # names of a module's buffers that are not in its state_dict
 _WHOLE = (*OPAQUE, torch.Tensor, torch.nn.Module, torch.optim.Optimizer)  # compared by identity
 # Flags of classes.
-_HEAP_TYPE = 1 << 9  # made at run time, as all that are written in Python
-_CLOSED = 1 << 7 | 1 << 8  # not to be called, or not to be changed
+_HEAP_TYPE = 1 << 9  # created at run time, as all classes written in Python are
+_CLOSED = 1 << 7 | 1 << 8  # cannot be called, or cannot be changed
 _POINTER = struct.calcsize("P")
 
 
@@ -59,19 +60,19 @@ Entries = tuple[Container, list[Any]]
 
 
 class Comparison(enum.Enum):
-    """What of an object tells a program that it is another one."""
+    """How a program distinguishes two objects of a class."""
 
     VALUE = enum.auto()  # a plain value
-    EQUALITY = enum.auto()  # a value by what it is equal to, and by its text
+    EQUALITY = enum.auto()  # by ``==``, and by its text
     CONTENT = enum.auto()  # items, attributes and slots
     IDENTITY = enum.auto()
-    OTHER = enum.auto()  # of a class of an extension: an array by what it holds, others by equality or identity
+    OTHER = enum.auto()  # classes of extensions: arrays by their elements, others by equality or identity
 
 
 class Part(NamedTuple):
     """One part of an object."""
 
-    step: str  # what leads to it, on a path
+    step: str  # the last step of its path
     value: Any
 
 
@@ -84,7 +85,7 @@ def _nothing(made: Any, parts: Sequence[Any]) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """The parts of one object, and what makes another one of its class of them: ``new``, and then ``fill``."""
+    """The parts of one object, and how another one of its class is made of them: by ``new``, then by ``fill``."""
 
     new: Callable[[Sequence[Any]], Any]
     first: list[Part] = field(default_factory=list)  # what `new` takes
@@ -93,7 +94,7 @@ class Parts:
 
 
 class Items(NamedTuple):
-    """What an object holds, to be compared: in order, or sorted where it has no order."""
+    """The content of an object, to be compared: in order, or sorted if it has no order."""
 
     keys: tuple[Any, ...]
     values: Sequence[Any]
@@ -103,30 +104,30 @@ class Items(NamedTuple):
 class Decomposition:
     """How the objects of one class are decomposed."""
 
-    entries: Callable[[Any], Iterator[Entries]]  # where values sit that can be replaced
+    entries: Callable[[Any], Iterator[Entries]]  # of values that can be replaced
     items: Callable[[Any], Items]  # what is compared
-    parts: Callable[[Any], Parts | None]  # what another one is made of; None where nobody can tell
+    parts: Callable[[Any], Parts | None]  # to make another object; None if that is impossible
     comparison: Comparison
 
 
 @per_class
-def decomposition_of(kind: type) -> Decomposition:
-    """The decomposition of a class, computed once for each."""
-    slots = slots_of(kind)
-    if issubclass(kind, torch.nn.Module):
+def decomposition_of(cls: type) -> Decomposition:
+    """The decomposition of a class, which is computed once."""
+    slots = slots_of(cls)
+    if issubclass(cls, torch.nn.Module):
         entries: Callable[[Any], Iterator[Entries]] = _entries_of_module
-    elif issubclass(kind, type):
+    elif issubclass(cls, type):
         entries = _entries_of_class
-    elif issubclass(kind, contextvars.ContextVar):
+    elif issubclass(cls, contextvars.ContextVar):
         entries = _entries_of_variable
     else:
-        entries = _entries(kind)
-    items = next((row.items for base, row in _ROWS.items() if row.items is not None and issubclass(kind, base)), None)
-    return Decomposition(entries, items or _named_items(slots), _parts(kind), _comparison(kind, slots))
+        entries = _entries(cls)
+    items = next((row.items for base, row in _ROWS.items() if row.items is not None and issubclass(cls, base)), None)
+    return Decomposition(entries, items or _named_items(slots), _parts(cls), _comparison(cls, slots))
 
 
 def entries_of(value: Any) -> Iterator[Entries]:
-    """The containers that an object consists of, and which of their entries a walk enters."""
+    """The containers of an object's values, each with the keys of the entries that a walk enters."""
     return decomposition_of(type(value)).entries(value)
 
 
@@ -136,41 +137,41 @@ def items_of(value: Any) -> Items:
 
 
 def decompose(value: Any) -> Parts | None:
-    """The parts of which another object like this one is made; None where nobody can tell."""
+    """The parts from which another object like this one is made; None if that is impossible."""
     return decomposition_of(type(value)).parts(value)
 
 
 # How values of a class are compared
 
 
-def _comparison(kind: type, slots: tuple[str, ...]) -> Comparison:
-    if issubclass(kind, PLAIN_BASES):
+def _comparison(cls: type, slots: tuple[str, ...]) -> Comparison:
+    if issubclass(cls, PLAIN_BASES):
         return Comparison.VALUE
-    if kind in PATHS:
+    if cls in PATHS:
         return Comparison.EQUALITY
-    if issubclass(kind, _WHOLE) or _defines(kind, "__call__"):
+    if issubclass(cls, _WHOLE) or _defines(cls, "__call__"):
         return Comparison.IDENTITY
-    if slots or _defines(kind, "__dict__") or issubclass(kind, (*CONTAINERS, tuple, frozenset)):
+    if slots or _defines(cls, "__dict__") or issubclass(cls, (*CONTAINERS, tuple, frozenset)):
         return Comparison.CONTENT
     return Comparison.OTHER
 
 
-def _defines(kind: type, name: str) -> bool:
-    return any(name in vars(base) for base in kind.__mro__)
+def _defines(cls: type, name: str) -> bool:
+    return any(name in vars(base) for base in cls.__mro__)
 
 
-# Where values sit
+# The containers of an object's values
 
-Place = Callable[[Any], Container]  # of an object one of the containers that it consists of; None where it has none
+Place = Callable[[Any], Container]  # gives one of an object's containers, or None
 
 
-def _places(kind: type) -> Iterator[Place]:
-    """Where objects of a class have items, attributes and slots."""
-    if issubclass(kind, CONTAINERS):
-        yield SetItems if issubclass(kind, set) else _itself
-    if kind not in CONTAINERS:
+def _places(cls: type) -> Iterator[Place]:
+    """The containers of items, attributes and slots that objects of a class have."""
+    if issubclass(cls, CONTAINERS):
+        yield SetItems if issubclass(cls, set) else _itself
+    if cls not in CONTAINERS:
         yield attributes_of
-    slots = slots_of(kind)
+    slots = slots_of(cls)
     if slots:
         yield lambda value: SlotsOf(value, slots)
 
@@ -179,15 +180,15 @@ def _itself(value: Any) -> Container:
     return value
 
 
-def _entries(kind: type) -> Callable[[Any], Iterator[Entries]]:
-    places = list(_places(kind))
-    skips_empty = issubclass(kind, CONTAINERS) and is_of_torch_or_python(kind.__module__)
+def _entries(cls: type) -> Callable[[Any], Iterator[Entries]]:
+    places = list(_places(cls))
+    skips_empty = issubclass(cls, CONTAINERS) and is_of_torch_or_python(cls.__module__)
 
     def entries(value: Any) -> Iterator[Entries]:
         for place in places:
             container = place(value)
             if container is None or (skips_empty and place is attributes_of and not container):
-                continue  # nobody gives such an object its first attribute
+                continue  # nobody sets a first attribute on a container of a built-in class
             mapping = isinstance(container, MAPPINGS)
             yield container, list(copy_of(container)) if mapping else list(range(len(container)))
 
@@ -205,7 +206,7 @@ def _entries_of_variable(value: Any) -> Iterator[Entries]:
 
 
 def _entries_of_module(value: Any) -> Iterator[Entries]:
-    """Parameters, buffers and modules; hooks; and attributes of its own that may reach tensors."""
+    """Parameters, buffers and modules; hooks; and the module's own attributes that may reach tensors."""
     for tensors in (parameters_of(value), buffers_of(value)):
         yield tensors, list(tensors)
     modules = modules_of(value)
@@ -222,48 +223,48 @@ def _entries_of_module(value: Any) -> Iterator[Entries]:
 # What classes written in Python add
 
 
-def native_class(kind: Any) -> Any:
-    """The built-in class to which a class adds attributes and slots, at most."""
-    return next(base for base in kind.__mro__ if not _is_written_in_python(base))
+def native_class(cls: Any) -> Any:
+    """The built-in class to which a class adds at most attributes and slots."""
+    return next(base for base in cls.__mro__ if not _is_written_in_python(base))
 
 
-def _is_written_in_python(kind: Any) -> bool:
-    """Whether a class keeps nothing but attributes and slots beside what its base keeps."""
-    if not kind.__flags__ & _HEAP_TYPE or kind.__flags__ & _CLOSED:
+def _is_written_in_python(cls: Any) -> bool:
+    """Whether a class adds only attributes and slots to the data of its base."""
+    if not cls.__flags__ & _HEAP_TYPE or cls.__flags__ & _CLOSED:
         return False
-    if isinstance(vars(kind).get("__new__"), types.BuiltinFunctionType):
+    if isinstance(vars(cls).get("__new__"), types.BuiltinFunctionType):
         return False
-    slots = sum(isinstance(member, types.MemberDescriptorType) for member in vars(kind).values())
-    room = _POINTER * (slots + 2)  # and a `__dict__`, and weak references
-    return bool(kind.__basicsize__ <= kind.__base__.__basicsize__ + room)
+    slots = sum(isinstance(member, types.MemberDescriptorType) for member in vars(cls).values())
+    room = _POINTER * (slots + 2)  # two for `__dict__` and weak references
+    return bool(cls.__basicsize__ <= cls.__base__.__basicsize__ + room)
 
 
 @per_class
-def slots_of(kind: type) -> tuple[str, ...]:
+def slots_of(cls: type) -> tuple[str, ...]:
     """The names of the slots that a class gives its objects."""
-    return tuple(dict.fromkeys(name for base in kind.__mro__ for name in _own_slots(base)))
+    return tuple(dict.fromkeys(name for base in cls.__mro__ for name in _own_slots(base)))
 
 
-def _own_slots(kind: type) -> Iterator[str]:
-    names = vars(kind).get("__slots__", ())
+def _own_slots(cls: type) -> Iterator[str]:
+    names = vars(cls).get("__slots__", ())
     for name in (names,) if isinstance(names, str) else names:
         private = name.startswith("__") and not name.endswith("__")
-        mangled = f"_{kind.__name__.lstrip('_')}{name}" if private else name
-        if isinstance(vars(kind).get(mangled), types.MemberDescriptorType):
+        mangled = f"_{cls.__name__.lstrip('_')}{name}" if private else name
+        if isinstance(vars(cls).get(mangled), types.MemberDescriptorType):
             yield mangled
 
 
 def attributes_of(value: Any) -> Any:
-    """The ``__dict__`` of an object; None if it has none."""
+    """The ``__dict__`` of an object, or None."""
     try:
         attributes = object.__getattribute__(value, "__dict__")
     except AttributeError:
-        attributes = getattr(value, "__dict__", None)  # some built-in classes answer by themselves: threading.local
+        attributes = getattr(value, "__dict__", None)  # some built-in classes have an own one: threading.local
     return attributes if isinstance(attributes, dict) else None
 
 
 def _named_items(slots: tuple[str, ...]) -> Callable[[Any], Items]:
-    """What objects hold by name."""
+    """A function that gives the slots and attributes of an object."""
 
     def items(value: Any) -> Items:
         attributes = attributes_of(value) or {}
@@ -285,47 +286,47 @@ def _keyed(entries: Iterable[tuple[Any, Any]]) -> list[Part]:
     return [part for pair in pairs for part in pair]
 
 
-def _bare(value: Any, kind: type, native: Any) -> Parts:
-    return Parts(lambda first: native.__new__(kind))
+def _bare(value: Any, cls: type, native: Any) -> Parts:
+    return Parts(lambda first: native.__new__(cls))
 
 
-def _deque(value: Any, kind: type, native: Any) -> Parts:
+def _deque(value: Any, cls: type, native: Any) -> Parts:
     length = value.maxlen
 
     def new(first: Sequence[Any]) -> Any:
-        made = native.__new__(kind)
+        made = native.__new__(cls)
         native.__init__(made, (), length)
         return made
 
     return Parts(new)
 
 
-def _tuple(value: Any, kind: type, native: Any) -> Parts:
-    return Parts(lambda first: native.__new__(kind, first), _numbered(tuple.__iter__(value)))
+def _tuple(value: Any, cls: type, native: Any) -> Parts:
+    return Parts(lambda first: native.__new__(cls, first), _numbered(tuple.__iter__(value)))
 
 
-def _frozenset(value: Any, kind: type, native: Any) -> Parts:
-    return Parts(lambda first: native.__new__(kind, first), _numbered(native.__iter__(value)))
+def _frozenset(value: Any, cls: type, native: Any) -> Parts:
+    return Parts(lambda first: native.__new__(cls, first), _numbered(native.__iter__(value)))
 
 
-def _defaultdict(value: Any, kind: type, native: Any) -> Parts:
+def _defaultdict(value: Any, cls: type, native: Any) -> Parts:
     factory = native.default_factory
 
     def new(first: Sequence[Any]) -> Any:
-        made = native.__new__(kind)
+        made = native.__new__(cls)
         factory.__set__(made, first[0])
         return made
 
     return Parts(new, [Part(".default_factory", factory.__get__(value))])
 
 
-def _scalar(value: Any, kind: type, native: Any) -> Parts:
+def _scalar(value: Any, cls: type, native: Any) -> Parts:
     plain = native.__getnewargs__(value)
-    return Parts(lambda first: native.__new__(kind, *plain))
+    return Parts(lambda first: native.__new__(cls, *plain))
 
 
 def key_name(key: Any) -> str:
-    """What a key is called on a path."""
+    """The name of a key in a path."""
     return repr(key) if isinstance(key, SCALARS) else f"a {type(key).__name__}"
 
 
@@ -343,10 +344,10 @@ def _by_key(value: Any) -> Items:
 
 @dataclass(frozen=True, eq=False)
 class _Row:
-    """What a built-in class keeps."""
+    """How objects that are based on a built-in class are made and compared."""
 
-    new: Callable[[Any, type, Any], Parts]  # of an object, its class and the built-in class: how another one begins
-    items: Callable[[Any], Items] | None = None  # None where attributes and slots are all that is compared
+    new: Callable[[Any, type, Any], Parts]  # the first parts, from an object, its class and the built-in class
+    items: Callable[[Any], Items] | None = None  # None if only attributes and slots are compared
 
 
 _ROWS: dict[type, _Row] = {
@@ -363,14 +364,14 @@ _ROWS: dict[type, _Row] = {
 }
 
 
-def _parts(kind: type) -> Callable[[Any], Parts | None]:
-    """What tells of which parts objects of a class are made."""
-    if kind in _SPECIAL:
-        return _SPECIAL[kind]
-    native = native_class(kind)
+def _parts(cls: type) -> Callable[[Any], Parts | None]:
+    """The function that gives the parts of objects of a class."""
+    if cls in _SPECIAL:
+        return _SPECIAL[cls]
+    native = native_class(cls)
     row = _ROWS[tuple] if issubclass(native, tuple) else _ROWS.get(native)
     if row is not None:
-        places, new = list(_places(kind)), row.new
+        places, new = list(_places(cls)), row.new
         return lambda value: _filled(new(value, type(value), native), places, value)
     if (native.__module__, native.__name__) == ("numpy", "ndarray"):
         return lambda value: _of_array(value) if _has_symbols(value) else _reduced(value)
@@ -378,7 +379,7 @@ def _parts(kind: type) -> Callable[[Any], Parts | None]:
 
 
 def _filled(begun: Parts, places: Sequence[Place], value: Any) -> Parts:
-    """What an object begins with, and then what its containers hold; values stand in the parts alone."""
+    """The first parts of an object, then the contents of its containers; only the parts hold values."""
     rest, fillers = list[Part](), list[Callable[[Any, Iterable[Any]], None]]()
     for place in places:
         container = place(value)
@@ -479,16 +480,16 @@ _SPECIAL: dict[type, Callable[[Any], Parts | None]] = {
 
 
 def _has_symbols(array: Any) -> bool:
-    """Whether an array is one of objects because data-dependent numbers are among them."""
+    """Whether an array has the dtype object because it contains data-dependent numbers."""
     return array.dtype.hasobject and any(isinstance(item, SYMBOLS) for item in array.flat)
 
 
 def _of_array(value: Any) -> Parts:
-    """Of an array of such numbers, which is what NumPy makes of those of a call."""
-    numpy, kind, shape = sys.modules["numpy"], type(value), value.shape
+    """The parts of an array of data-dependent numbers, from which a call makes an array of its own numbers."""
+    numpy, cls, shape = sys.modules["numpy"], type(value), value.shape
 
     def make(parts: Sequence[Any]) -> Any:
-        return numpy.array(list(parts)).reshape(shape).view(kind)
+        return numpy.array(list(parts)).reshape(shape).view(cls)
 
     return Parts(make, _numbered(value.flat))
 
@@ -497,7 +498,7 @@ def _of_array(value: Any) -> Parts:
 
 
 def _reduced(value: Any) -> Parts | None:
-    """By what an object says of itself for copies."""
+    """The parts that an object's own ``__reduce_ex__`` gives for copies."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -505,7 +506,7 @@ def _reduced(value: Any) -> Parts | None:
     except Exception:
         return None
     if not isinstance(reduced, tuple) or reduced[0] is copyreg.__newobj__:  # type: ignore[attr-defined]
-        return None  # a name; or it has attributes at most, and says nothing of what else it keeps
+        return None  # a name; or attributes alone, without other data that the object may have
     fields: list[Any] = [*reduced, *[None] * (6 - len(reduced))]
     make, args, state, listed, mapped, setter = fields
     added, entries = list(listed or ()), list(mapped or ())
@@ -526,7 +527,7 @@ def _reduced(value: Any) -> Parts | None:
 
 
 def _set_state(made: Any, state: Any, setter: Callable[[Any, Any], None] | None) -> None:
-    """As unpickling does."""
+    """Set the state of an object as unpickling does."""
     if setter is not None:
         setter(made, state)
     elif hasattr(made, "__setstate__"):

@@ -1,7 +1,7 @@
 """The methods of a class that a program may run, found by the names in its code.
 
 Takes a class and names. Gives methods, and the attributes of classes that decide which methods these are. Guarantees
-that nothing runs. Limits: of classes of libraries only ``forward`` of modules is known.
+that nothing runs. Limits: for classes of libraries, only the ``forward`` of modules is known.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ Method = tuple[str, Any]  # a name, and the entry of a class
 
 
 class Methods:
-    """The methods and properties of one class that its objects run, as they become known.
+    """The methods and properties of one class that a program may run, as their names become known.
 
-    Of a module those that are named, and what these come to, beginning with ``forward``; of other objects all. Of
-    classes of a library, whose objects keep what they know to themselves, only ``forward``.
+    For modules, these are ``forward``, the methods that are named, and the methods that these name in turn; for other
+    objects, all methods. For classes of a library, whose objects keep their state to themselves, only ``forward``.
     """
 
-    def __init__(self, kind: type) -> None:
-        self.kind = kind
-        self._entries: dict[str, list[tuple[type, Any]]] = {}  # that no name has led to, and whose they are
-        self._is_module = issubclass(kind, torch.nn.Module)
-        self.guarded: dict[type, list[str]] = {}  # what of it and of its bases tells that these are the methods
-        if is_installed(kind):
-            forward = getattr(kind, "forward", None) if self._is_module else None
-            self._entries = {"forward": [(kind, forward)]} if inspect.isfunction(forward) else {}
+    def __init__(self, cls: type) -> None:
+        self.kind = cls
+        self._entries: dict[str, list[tuple[type, Any]]] = {}  # methods that no name has led to, each with its class
+        self._is_module = issubclass(cls, torch.nn.Module)
+        self.guarded: dict[type, list[str]] = {}  # by class: the attributes by which a call checks its methods
+        if is_installed(cls):
+            forward = getattr(cls, "forward", None) if self._is_module else None
+            self._entries = {"forward": [(cls, forward)]} if inspect.isfunction(forward) else {}
             return
-        for base in kind.__mro__:
+        for base in cls.__mro__:
             if root_of(base.__module__) not in _NOT_OWN:
                 for name, entry in vars(base).items():
                     if functions_in(entry):
                         self._entries.setdefault(name, []).append((base, entry))
 
     def further(self, names: Iterable[str]) -> list[Method]:
-        """The methods that these names lead to, and that no name has led to before."""
+        """The methods that these names lead to, without those that an earlier name led to."""
         methods = list[Method]()
         wanted = (*names, "forward") if self._is_module else reversed(self._entries)
         todo = [name for name in wanted if name in self._entries]
@@ -60,17 +60,17 @@ class Methods:
         return methods
 
     def _guard(self, owner: type, name: str, method: Any) -> None:
-        """Have calls be asked whether a name still means a method: of the class, or of a base behind `super()`."""
-        for kind in (self.kind, owner):
-            guarded = _guarded(kind, name, method)
+        """Have calls check that a name still means a method: in the class, or in a base behind `super()`."""
+        for cls in (self.kind, owner):
+            guarded = _guarded(cls, name, method)
             if guarded:
-                names = self.guarded.setdefault(kind, [])
+                names = self.guarded.setdefault(cls, [])
                 names += [guarded] if guarded not in names else []
                 return
 
 
 def functions_in(method: Any) -> list[Any]:
-    """The functions that an entry of a class is made of."""
+    """The functions that run for an entry of a class."""
     if inspect.isfunction(method):
         return [method]
     if isinstance(method, (staticmethod, classmethod)):
@@ -82,12 +82,12 @@ def functions_in(method: Any) -> list[Any]:
     return []
 
 
-def _guarded(kind: type, name: str, method: Any) -> str:
-    """What of a class tells that a name still means a method; nothing where another one of that name comes before."""
+def _guarded(cls: type, name: str, method: Any) -> str:
+    """The attribute by which a call checks that a name means a method; empty if another method comes before it."""
     if isinstance(method, classmethod):
         name, method = f"{name}.__func__", method.__func__
     try:
-        current = functools.reduce(getattr, name.split("."), kind)
+        current = functools.reduce(getattr, name.split("."), cls)
     except AttributeError:
         return ""
     return name if current is (method.__func__ if isinstance(method, staticmethod) else method) else ""

@@ -1,6 +1,6 @@
-"""Whose a module, a class or a file is: the program's own, a library's, Python's, torch's, or this package's.
+"""Who owns a module, a class or a file: the program itself, a library, Python, torch, or this package.
 
-Takes names of modules, files of code, or classes. Answers come of names and paths alone; nothing is imported.
+Takes names of modules, files of code, or classes. Answers depend only on names and paths; nothing is imported.
 """
 
 from __future__ import annotations
@@ -9,19 +9,19 @@ import functools
 import os
 import sys
 
-_OF_PYTHON = os.path.dirname(os.__file__) + os.sep  # where the files of its modules are
+_OF_PYTHON = os.path.dirname(os.__file__) + os.sep  # the folder of the standard library
 _TORCH_AND_US = frozenset({"torch", "functionalize"})
 _STANDARD = frozenset({"builtins", *sys.builtin_module_names, *sys.stdlib_module_names})
 
 
 def root_of(name: str) -> str:
-    """The package that a module is in, by its name."""
+    """The top-level package of a module name."""
     return name.partition(".")[0]
 
 
 @functools.cache
 def is_own(name: object) -> bool:
-    """Whether a module, by its name, is the program's own: neither Python's nor a library's."""
+    """Whether a module name is of the program itself: neither of Python nor of a library."""
     if not isinstance(name, str):  # a class may call its module anything
         return False
     return not (is_of_torch_or_python(name) or _is_of_library(name))
@@ -29,20 +29,20 @@ def is_own(name: object) -> bool:
 
 @functools.cache
 def is_of_torch_or_python(name: str) -> bool:
-    """Whether a module, by its name, is one of torch's, of this package, or one of Python's."""
+    """Whether a module name is of torch, of this package, or of Python."""
     root = root_of(name)
     return root in _STANDARD or root in _TORCH_AND_US
 
 
 def is_internal(name: str) -> bool:
-    """Whether a module, by its name, keeps no state of programs: one of Python's, ours, or torch's private ones."""
+    """Whether a module keeps no state of programs: it is of Python, of this package, or private in torch."""
     root, _, rest = name.partition(".")
     return root in sys.stdlib_module_names or root == "functionalize" or (root == "torch" and rest.startswith("_"))
 
 
-def is_installed(kind: type) -> bool:
-    """Whether a class is one of Python's or of a library's."""
-    return isinstance(kind.__module__, str) and _is_of_library(kind.__module__)
+def is_installed(cls: type) -> bool:
+    """Whether a class is of Python or of a library."""
+    return isinstance(cls.__module__, str) and _is_of_library(cls.__module__)
 
 
 @functools.cache
@@ -51,12 +51,12 @@ def _is_of_library(name: str) -> bool:
 
 
 def is_library_file(file: str) -> bool:
-    """Whether a file is one of Python's or of a library."""
+    """Whether a file is of Python or of a library."""
     return _is_in_packages(file) or file.startswith(_OF_PYTHON)
 
 
 def is_of_python(file: str) -> bool:
-    """Whether a file is one of Python's own modules."""
+    """Whether a file is of the standard library."""
     return file.startswith(_OF_PYTHON) and not _is_in_packages(file)
 
 

@@ -1,9 +1,9 @@
 """How a call makes the objects that its program made: part by part, as the capture has decomposed them.
 
-Takes :class:`Reconstruction` trees, in which tensors, numbers of the graph and objects that were there before the call
-stand by their numbers. Gives objects. Guarantees that a reconstruction is one object in a call, another one in the next
-call, and that nothing of a trace is held. Limits: neither ``__init__`` nor other code of an object's class runs, unless
-``copyreg`` alone knows the parts.
+Takes :class:`Reconstruction` trees, in which references represent tensors, numbers of the graph, and objects that
+existed before the call. Gives objects. Guarantees that a reconstruction is one object in a call, another one in the
+next call, and that nothing of a trace is held. Limits: neither ``__init__`` nor other code of an object's class runs,
+unless only ``copyreg`` knows the parts.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from functionalize.python_state.slots import ContainerSource, ObjectSource
 
 
 class Walked(Protocol):
-    """Objects that were walked, in order."""
+    """The result of a walk over objects, in order."""
 
     @property
     def containers(self) -> Mapping[int, ContainerSource]:
-        """What their values sit in."""
+        """The containers of their values."""
 
     @property
     def objects(self) -> Sequence[ObjectSource]:
@@ -30,7 +30,7 @@ class Walked(Protocol):
 
 @dataclass(frozen=True)
 class ObjectRef:
-    """An object that was there before, by its number on the walk."""
+    """An object that existed before the call, by its number on the walk."""
 
     state: int  # which walk: of the program's state, or of the arguments
     number: int
@@ -45,23 +45,23 @@ class TensorRef:
 
 @dataclass(frozen=True)
 class GraphNumber:
-    """A number that the graph gives, by its index among the graph's outputs."""
+    """A number that the graph computes, by its index among the graph's outputs."""
 
     position: int
 
 
 @dataclass(frozen=True)
 class NumberRef:
-    """A number that the graph gives, by its position among those that objects hold."""
+    """A number that the graph computes, by its position among the numbers that objects hold."""
 
     number: int
 
 
 @dataclass(frozen=True, eq=False)
 class Reconstruction:
-    """How to make one object: of some parts, and then, so that it may hold itself, filled with others.
+    """How to make one object: from some parts, then filled with others, so that it may contain itself.
 
-    Parts are reconstructions, references, or the very values.
+    Parts are reconstructions, references, or plain values.
     """
 
     new: Callable[[Sequence[Any]], Any]
@@ -71,7 +71,7 @@ class Reconstruction:
 
 
 def references_in(parts: Sequence[Any]) -> Iterator[TensorRef | ObjectRef]:
-    """What parts refer to, and objects that they describe."""
+    """The references in parts, and in the parts of objects that they describe."""
     todo, seen = list(parts), set[Reconstruction]()
     while todo:
         part = todo.pop()
@@ -83,11 +83,11 @@ def references_in(parts: Sequence[Any]) -> Iterator[TensorRef | ObjectRef]:
 
 
 def tensors_in(parts: Sequence[Any]) -> set[Any]:
-    """The numbers of the tensors that parts are, and that objects hold which they describe."""
+    """The numbers of the tensors among parts, and in the objects that they describe."""
     return {part.number for part in references_in(parts) if isinstance(part, TensorRef)}
 
 
-_BEGIN, _MAKE, _FILL = "begin", "make", "fill"  # what is to be done next with a reconstruction
+_BEGIN, _MAKE, _FILL = "begin", "make", "fill"  # the next stage of a reconstruction
 
 
 class Maker:
@@ -96,19 +96,19 @@ class Maker:
     def __init__(
         self, states: Sequence[Walked], tensor: Callable[[Any], Any], results: Sequence[Any], numbers: Sequence[int]
     ) -> None:
-        """``tensor``: what the call has for the number of one; ``numbers``: the ``results`` that objects hold."""
+        """``tensor``: gives the call's tensor for a number; ``numbers``: positions of ``results`` that objects hold."""
         self._states, self._tensor, self._results, self._numbers = states, tensor, results, numbers
         self._made: dict[Reconstruction, Any] = {}
 
     def make(self, part: Any) -> Any:
-        """The value that a reconstruction, or a reference, describes; of others the value itself."""
+        """The value that a reconstruction or a reference describes; other values are returned as they are."""
         pending = [(part, _BEGIN)] if isinstance(part, Reconstruction) and part not in self._made else []
         begun: Counter[Reconstruction] = Counter()
-        while pending:  # what is above is done before: a set is filled with what can be hashed
+        while pending:  # a stack, so that parts are complete before a set is filled with them, which hashes them
             reconstruction, stage = pending.pop()
             if stage is _FILL:
                 reconstruction.fill(self._made[reconstruction], list(map(self._value, reconstruction.rest)))
-            elif reconstruction in self._made:  # since it was put here: by something in it that holds it
+            elif reconstruction in self._made:  # meanwhile, by a part that contains it
                 continue
             elif stage is _BEGIN:
                 begun[reconstruction] += 1
@@ -125,7 +125,7 @@ class Maker:
         return [(part, _BEGIN) for part in parts if isinstance(part, Reconstruction) and part not in self._made]
 
     def _value(self, part: Any) -> Any:
-        """What a part is, once all objects that it consists of are made."""
+        """The value of a part, once all objects in it are made."""
         if isinstance(part, Reconstruction):
             return self._made[part]
         if isinstance(part, TensorRef):

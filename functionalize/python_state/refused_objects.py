@@ -1,6 +1,6 @@
 """Objects that no captured program can hold or get, refused by name where a program is captured or called.
 
-Invariant: what is refused here would run, and be wrong, or fail with an error that does not say why.
+Invariant: a program that is refused here would run and be wrong, or fail with an error that does not say why.
 Limits: tensors, modules, and keys of dicts that a program changes.
 """
 
@@ -28,7 +28,7 @@ from functionalize.refusals.tensors import (
     UNSUPPORTED_LAYOUT,
 )
 
-# Classes of torch, by name, as torch.distributed is loaded by those who use it.
+# Classes of torch by name, so that torch.distributed is not loaded.
 _MODULES: Mapping[str, Refusal[UnsupportedProgramError]] = {
     "DistributedDataParallel": DATA_PARALLEL_MODULE,
     "FullyShardedDataParallel": SHARDED_MODULE,
@@ -38,33 +38,33 @@ _MODULES: Mapping[str, Refusal[UnsupportedProgramError]] = {
 
 
 def refuse_module(module: torch.nn.Module, path: str) -> None:
-    """Raise if a module is of a kind that cannot be captured.
+    """Raise if a module is of a class that cannot be captured.
 
     Raises:
-        UnsupportedProgramError: it is.
+        UnsupportedProgramError: the module is of a class in ``_MODULES``.
     """
-    for kind in type(module).__mro__:
-        row = _MODULES.get(kind.__qualname__)
-        if row is not None and kind.__module__.partition(".")[0] == "torch":
+    for cls in type(module).__mro__:
+        row = _MODULES.get(cls.__qualname__)
+        if row is not None and cls.__module__.partition(".")[0] == "torch":
             what = f"the module `{path}`" if path else "the module that is captured"
-            raise row.error(module=what, kind=kind.__name__)
+            raise row.error(module=what, kind=cls.__name__)
 
 
 def refuse_weak_keys(keys: Iterable[Any], path: str) -> None:
     """Raise if keys under which a program changed something are weak references to tensors.
 
     Raises:
-        UnsupportedProgramError: one is.
+        UnsupportedProgramError: a key is a weak reference to a tensor.
     """
     if any(isinstance(key_behind(key), torch.Tensor) for key in keys if isinstance(key, weakref.ReferenceType)):
         raise WEAK_KEYS_CHANGED.error(path=path)
 
 
 def refuse_tensor(tensor: torch.Tensor, what: str) -> None:
-    """Raise if a tensor is of a class of its own, or of a layout that no fake tensor has.
+    """Raise if a tensor is of a subclass, or has a layout that fake tensors do not support.
 
     Raises:
-        UnsupportedProgramError: it is.
+        UnsupportedProgramError: the class or the layout is not supported.
     """
     if tensor.is_nested or tensor.is_mkldnn:
         raise UNSUPPORTED_LAYOUT.error(tensor=what, layout="nested" if tensor.is_nested else "mkldnn")

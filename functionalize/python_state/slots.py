@@ -1,14 +1,14 @@
-"""Sources: how a value is found again, from a root that stays through objects that the program may replace.
+"""Sources: how a value is found again, from a root that stays, through objects that the program may replace.
 
 A :class:`Slot` is an entry of a container, and steps into the tuples that it holds. A :class:`ContainerSource` is a
 root (the globals of a module, a closure cell), or one of the containers of an object. An :class:`ObjectSource` is that
-object, with the slots where it sits. Reads and writes go to what was resolved last: a call that compares guards
-resolves all sources first (:meth:`~functionalize.python_state.walk.StateWalk.resolve`), so a list that replaces another
-list is read in its place.
+object, with the slots that hold it. Reads and writes use the containers that were resolved last: a call that compares
+guards resolves all sources first (:meth:`~functionalize.python_state.walk.StateWalk.resolve`), so a list that replaces
+another list is read in its place.
 
 Guarantees that reads and writes do what the program's own would do. Limits: modules, optimizers and sets of tensors are
-known by identity and never replaced; a tuple in which an item is replaced is made again, without running code of its
-class, and keeps its attributes.
+identified by identity and never replaced; if an item of a tuple is replaced, a new tuple is made, without running code
+of its class, and it keeps the attributes.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from functionalize.python_state.traversal_rules import has_attributes
 
 @dataclass(slots=True, eq=False, repr=False)
 class ObjectSource:
-    """An object, by the slots where it sits."""
+    """An object, by the slots that hold it."""
 
     value: Any  # as it was resolved last
     slots: list[Slot] = field(default_factory=list)  # in the order in which a walk met them
-    containers: list[ContainerSource] = field(default_factory=list)  # that it consists of; then those of its code
+    containers: list[ContainerSource] = field(default_factory=list)  # of its values, then of its code
     is_fixed: bool = False  # whether no other object may take its place
 
     def __repr__(self) -> str:
         return f"<{type(self.value).__name__}>"
 
     def resolve(self) -> Resolved | None:
-        """If the object is in no slot any more, have this be what is in the first, if its class is the same.
+        """If no slot holds the object any more, replace it by the object in the first slot, if of the same class.
 
-        Returns what it was before; None if it stays.
+        Returns the previous object and containers; None if it stays.
         """
         if self.is_fixed or not self.slots or any(slot.found() is self.value for slot in self.slots):
             return None
@@ -57,14 +57,14 @@ class ObjectSource:
 
 @dataclass(frozen=True, eq=False)
 class Resolved:
-    """What a source was resolved to."""
+    """An object and its containers, to which a source was resolved."""
 
     source: ObjectSource
     value: Any
     containers: Sequence[Container]
 
     def apply(self) -> None:
-        """Have the source be that."""
+        """Set the source to this object."""
         self.source.value = self.value
         for held, container in zip(self.source.containers, self.containers, strict=True):
             held.container = container
@@ -72,16 +72,16 @@ class Resolved:
 
 @dataclass(slots=True, eq=False)
 class ContainerSource:
-    """A container: a root, or one of those of an object."""
+    """A container: a root, or one of an object's containers."""
 
     container: Container  # as it was resolved last
     path: str = ""
-    owner: ObjectSource | None = None  # None of a root
+    owner: ObjectSource | None = None  # None for a root
 
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """Where a value sits: an entry of a container, and the steps into the tuples that it may hold."""
+    """The place of a value: an entry of a container, and steps into the tuples that it may hold."""
 
     source: ContainerSource
     key: Any
@@ -96,7 +96,7 @@ class Slot:
 
     @property
     def owner(self) -> Any:
-        """The object whose entry it is; None of an entry of a root."""
+        """The object that has this entry; None for an entry of a root."""
         return None if self.source.owner is None else self.source.owner.value
 
     def get(self) -> Any:
@@ -106,7 +106,7 @@ class Slot:
         return value
 
     def found(self) -> Any:
-        """The same, ``ABSENT`` where there is nothing by now."""
+        """The value, or ``ABSENT`` if the slot no longer exists."""
         try:
             return self.get()
         except (LookupError, TypeError):
@@ -117,7 +117,7 @@ class Slot:
         write(container, self.key, _with(entry(container, self.key), self.steps, value))
 
 
-NUMBERS: dict[type, torch.dtype] = {float: torch.float64, int: torch.int64}  # by kind: what holds one
+NUMBERS: dict[type, torch.dtype] = {float: torch.float64, int: torch.int64}  # the dtypes of tensors that hold numbers
 _LIMIT = 2**63
 
 
@@ -128,10 +128,10 @@ def is_number(value: Any) -> bool:
 
 @dataclass(slots=True, eq=False)
 class NumberSlot(Slot):
-    """Where a number sits that a graph takes as a tensor without dimensions."""
+    """The place of a number that a graph takes as a tensor without dimensions."""
 
     kind: type = float
-    count: int | None = None  # of the list or the tuple that it is in
+    count: int | None = None  # the length of the list or tuple that holds it
 
     def get(self) -> Any:
         value = Slot.get(self)
@@ -154,8 +154,8 @@ def _with(whole: Any, steps: tuple[int, ...], value: Any) -> Any:
 
 
 def _tuple_like(whole: tuple[Any, ...], items: list[Any]) -> Any:
-    kind: Any = type(whole)
-    made = native_class(kind).__new__(kind, items)
-    if has_attributes(kind):
+    cls: Any = type(whole)
+    made = native_class(cls).__new__(cls, items)
+    if has_attributes(cls):
         object.__setattr__(made, "__dict__", attributes_of(whole))
     return made

@@ -1,8 +1,8 @@
-"""What values are at one moment, to be compared later: plain values themselves, containers by their content.
+"""Snapshots of values, to be compared later: plain values are their own, containers are compared by their content.
 
 Takes values. Gives snapshots, which :func:`same` compares. Guarantees that two snapshots are the same only if a program
-cannot distinguish the values. Limits: what sits behind other objects than modules, containers and objects with
-attributes is compared by identity.
+cannot distinguish the values. Limits: other objects than modules, containers and objects with attributes are compared
+by equality or identity, and not by what they hold.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class _Identity:
 
 
 class _Any:
-    """A value that does not count."""
+    """In the place of a value that is not compared."""
 
     def __repr__(self) -> str:
         return "..."
@@ -42,12 +42,12 @@ _ANY = _Any()
 
 
 class _Equal(_Identity):
-    """A value that is what it is equal to, as text too: a date, a decimal number, a path."""
+    """A value that is compared by ``==`` and as text: a date, a decimal number, a path."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Array:
-    """An array: what it held, and that as text."""
+    """The elements of an array, also as text."""
 
     kind: type
     held: Any
@@ -59,7 +59,7 @@ class _Array:
 
 @dataclass(frozen=True, eq=False)
 class Content:
-    """What a container, or an object with attributes, holds."""
+    """The content of a container, or of an object with attributes."""
 
     kind: type
     keys: tuple[Any, ...]
@@ -72,49 +72,49 @@ class Content:
         return f"{self.kind.__name__}({items})"
 
 
-EMPTY = {kind: Content(kind, (), ()) for kind in (OrderedDict, dict, list)}  # what empty containers hold
+EMPTY = {cls: Content(cls, (), ()) for cls in (OrderedDict, dict, list)}  # of empty containers
 
 
 def frozen(value: Any, memo: dict[int, Any], depth: int = DEPTH) -> Any:
-    """What a value is, so that it can be compared later: containers by their content.
+    """The snapshot of a value, to be compared later: containers by their content.
 
-    ``memo``: of containers that were met before, by identity; they must outlive it.
+    ``memo``: the snapshots of containers that were met before, by identity; the containers must outlive it.
     """
-    kind = type(value)
-    if kind in PLAIN:
+    cls = type(value)
+    if cls in PLAIN:
         return value
-    if kind in EMPTY and not value:  # the hooks of most modules
-        return memo.get(id(value), EMPTY[kind])
-    comparison = decomposition_of(kind).comparison
+    if cls in EMPTY and not value:  # the hooks of most modules
+        return memo.get(id(value), EMPTY[cls])
+    comparison = decomposition_of(cls).comparison
     if comparison is Comparison.VALUE:
         return value
     if comparison is Comparison.EQUALITY:
         return _Equal(value)
     content = memo.get(id(value)) if depth else None
     if content is None and (depth == 0 or comparison is Comparison.IDENTITY):
-        return _Identity(None if issubclass(kind, torch.Tensor) else value)
+        return _Identity(None if issubclass(cls, torch.Tensor) else value)
     if content is None:
-        memo[id(value)] = _Identity(value)  # what holds itself
+        memo[id(value)] = _Identity(value)  # for a value that contains itself
         content = memo[id(value)] = _content(value, comparison, memo, inside(value, depth))
     return content
 
 
 def _content(value: Any, comparison: Comparison, memo: dict[int, Any], depth: int) -> Any:
-    kind = type(value)
+    cls = type(value)
     if comparison is Comparison.OTHER and not hasattr(value, "__dict__"):
         held = held_by(value, ARRAYS)
         if held is not None:
-            return _Array(kind, held, repr(value))
-        own: Any = kind.__hash__  # None of what cannot be hashed
+            return _Array(cls, held, repr(value))
+        own: Any = cls.__hash__  # None if it cannot be hashed
         return _Identity(value) if own in (None, object.__hash__) else _Equal(value)
-    if isinstance(value, frozenset) and _reaches_tensors(value, depth):  # which no walk finds there
+    if isinstance(value, frozenset) and _reaches_tensors(value, depth):  # walks do not enter frozensets
         return _Identity(value)
     items = items_of(value)
-    return Content(kind, items.keys, tuple(frozen(item, memo, depth) for item in items.values))
+    return Content(cls, items.keys, tuple(frozen(item, memo, depth) for item in items.values))
 
 
 def _reaches_tensors(value: Any, depth: int) -> bool:
-    """Whether a value is a tensor, or has one in its parts."""
+    """Whether a value is a tensor, or contains one."""
     if isinstance(value, torch.Tensor):
         return True
     items = value if isinstance(value, frozenset) else items_of(value).values  # in any order
@@ -123,26 +123,26 @@ def _reaches_tensors(value: Any, depth: int) -> bool:
 
 
 def inside(value: Any, depth: int) -> int:
-    """How deep one may go in a value's parts, where one may go so deep from here."""
+    """The remaining depth for a value's parts, from the remaining depth for the value."""
     return depth if isinstance(value, tuple) else depth - 1
 
 
 def holds_the_same(value: Any, content: Content) -> bool:
-    """Whether a value holds what it did, as is told at once: an empty one, or a tuple of numbers and text."""
+    """Whether a value evidently holds what it did: it is empty still, or a tuple of plain values."""
     return PLAIN.issuperset(map(type, value)) if type(value) is tuple else not (content.items or value)
 
 
-def content_of(kind: type, held: Any) -> Any:
-    """What an object of a class, one that held this, was to a program: as :func:`frozen` of it then."""
-    items = list(held.values()) if isinstance(held, dict) else sorted(held, key=repr) if issubclass(kind, set) else held
+def content_of(cls: type, held: Any) -> Any:
+    """The snapshot of an object of a class that held these values, as :func:`frozen` would have given."""
+    items = list(held.values()) if isinstance(held, dict) else sorted(held, key=repr) if issubclass(cls, set) else held
     keys = tuple(held) if isinstance(held, dict) else ()
-    if not held and kind in EMPTY:
-        return EMPTY[kind]
-    return Content(kind, keys, tuple(frozen(item, {}, DEPTH - 1) for item in items))
+    if not held and cls in EMPTY:
+        return EMPTY[cls]
+    return Content(cls, keys, tuple(frozen(item, {}, DEPTH - 1) for item in items))
 
 
 def without(content: Any, steps: tuple[int, ...]) -> Any:
-    """What a tuple holds, but for the item to which these steps lead."""
+    """The content of a tuple, where the item to which these steps lead is not compared."""
     if not steps:
         return _ANY
     items = list(content.items)
@@ -151,7 +151,7 @@ def without(content: Any, steps: tuple[int, ...]) -> Any:
 
 
 def same(now: Any, before: Any) -> bool:
-    """Whether two values, both frozen, are the same to a program."""
+    """Whether two snapshots are of values that are the same to a program."""
     if now is before or before is _ANY:
         return True
     if type(now) is not type(before):

@@ -1,8 +1,8 @@
-"""Which objects a walk enters, and what it finds behind those that it does not enter: rules by class.
+"""Rules, by class, for which objects a walk enters, and which objects it reaches through references to them.
 
-Takes classes and values. Holds the one table of plain types. Guarantees that nothing runs but what a weak reference and
-a view of a dict do to say what they show. Limits: objects of the standard library and of torch's private modules are
-entered only if a row says so.
+Takes classes and values. Contains the only table of plain types. Guarantees that no code of the program runs, only the
+lookup of the object behind a weak reference or a view of a dict. Limits: objects of the standard library and of torch's
+private modules are entered only if a row says so.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ import torch
 from functionalize.python_state.containers import DESCRIPTORS, per_class
 from functionalize.python_state.ownership import is_internal, root_of
 
-# Plain values: they hold nothing, and are compared by what they are.
+# Plain values: they contain no other values, and are compared by value.
 SCALARS = (bool, int, float, complex, str, bytes)
 PLAIN_BASES: tuple[type, ...] = (
     *(*SCALARS, type(None), range, torch.Size),
     *(torch.dtype, torch.device, torch.layout, torch.memory_format),
 )
 PLAIN = frozenset(PLAIN_BASES)
-# Never entered: they hold no state of a program's.
+# Never entered: they hold no state of a program.
 OPAQUE: tuple[type, ...] = (
     *(type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType, logging.Logger),
     *(*PLAIN_BASES, enum.Enum, torch.Generator, torch.SymInt, weakref.ProxyType, weakref.CallableProxyType),
@@ -41,7 +41,7 @@ PATHS = frozenset({pathlib.PurePosixPath, pathlib.PureWindowsPath, pathlib.Posix
 CONTAINERS = (dict, list, set, deque)
 _VALUES_WITH_ATTRIBUTES = (*SCALARS, tuple)  # if a class of the program's own inherits from them
 
-# Classes of the standard library that keep what a program gives them in attributes; not all are loaded.
+# Classes of the standard library that keep a program's objects in attributes; by name, as not all are loaded.
 _PLAIN_OBJECTS = frozenset(
     {
         *(("types", "SimpleNamespace"), ("argparse", "Namespace"), ("threading", "Event")),
@@ -57,47 +57,47 @@ _VIEWS_OF_DICTS = tuple(
 
 
 @per_class
-def is_entered(kind: type) -> bool:
-    """Whether objects of a class are entered: containers, modules, and what may have attributes of a program's own."""
-    if issubclass(kind, (*CONTAINERS, *DESCRIPTORS, torch.nn.Module, torch.optim.Optimizer, contextvars.ContextVar)):
+def is_entered(cls: type) -> bool:
+    """Whether objects of a class are entered: containers, modules, and others whose attributes a program may set."""
+    if issubclass(cls, (*CONTAINERS, *DESCRIPTORS, torch.nn.Module, torch.optim.Optimizer, contextvars.ContextVar)):
         return True
-    if issubclass(kind, OPAQUE) or kind in PATHS or _is_foreign(kind):
+    if issubclass(cls, OPAQUE) or cls in PATHS or _is_foreign(cls):
         return False
-    if not (kind.__dictoffset__ or any("__slots__" in base.__dict__ for base in kind.__mro__)):
+    if not (cls.__dictoffset__ or any("__slots__" in base.__dict__ for base in cls.__mro__)):
         return False
-    call = next((base.__dict__["__call__"] for base in kind.__mro__ if "__call__" in base.__dict__), None)
+    call = next((base.__dict__["__call__"] for base in cls.__mro__ if "__call__" in base.__dict__), None)
     return call is None or inspect.isfunction(call)
 
 
-def _is_plain(kind: type) -> bool:
-    return any((base.__module__, base.__qualname__) in _PLAIN_OBJECTS for base in kind.__mro__)
+def _is_plain(cls: type) -> bool:
+    return any((base.__module__, base.__qualname__) in _PLAIN_OBJECTS for base in cls.__mro__)
 
 
-def _is_foreign(kind: type) -> bool:
-    """Whether a class is base of the standard library's, of torch's own insides, or of ours; or an expression's.
+def _is_foreign(cls: type) -> bool:
+    """Whether a class is of the standard library, of torch's internals, of this package, or of sympy.
 
-    Expressions of sympy never change, and note what they find of themselves: an exported program holds some.
+    Expressions of sympy never change, except that they cache facts about themselves; an exported program holds some.
     """
-    if any(base.__module__.startswith("sympy.") for base in kind.__mro__):
+    if any(base.__module__.startswith("sympy.") for base in cls.__mro__):
         return True
-    if _is_plain(kind) or root_of(kind.__module__) in ("builtins", "__main__"):
+    if _is_plain(cls) or root_of(cls.__module__) in ("builtins", "__main__"):
         return False
-    return is_internal(kind.__module__)
+    return is_internal(cls.__module__)
 
 
 @per_class
-def has_attributes(kind: type) -> bool:
-    """Whether objects of a class are plain values, and have attributes besides."""
-    return bool(kind.__dictoffset__) and issubclass(kind, _VALUES_WITH_ATTRIBUTES) and not issubclass(kind, enum.Enum)
+def has_attributes(cls: type) -> bool:
+    """Whether objects of a class are plain values with attributes."""
+    return bool(cls.__dictoffset__) and issubclass(cls, _VALUES_WITH_ATTRIBUTES) and not issubclass(cls, enum.Enum)
 
 
 def key_behind(key: Any) -> Any:
-    """What a key of a dict stands for: what it shows where it is a weak reference, and itself otherwise."""
+    """The key of a dict, or the object behind it if it is a weak reference."""
     return key() if isinstance(key, weakref.ReferenceType) else key
 
 
 def keys_of(container: Iterable[Any]) -> tuple[Any, ...]:
-    """The keys of a dict, in order, to be compared: instead of tensors, which compare elements, their identity."""
+    """The keys of a dict, in order, to be compared: with identities for tensors, as these compare elementwise."""
     return tuple(map(_compared, container))
 
 
@@ -108,24 +108,24 @@ def _compared(key: Any) -> Any:
 
 
 def behind(value: Any) -> Any:
-    """What an object shows that sits elsewhere: a weak reference or proxy, a view of a dict; None of others."""
-    if type(value) in weakref.ProxyTypes:  # asked first: of its class a proxy says what the object behind it says
+    """The object behind a weak reference or proxy, or the dict behind a view of one; None for other objects."""
+    if type(value) in weakref.ProxyTypes:  # first, as `isinstance` sees the class of the object behind a proxy
         return of_proxy(value)
     if isinstance(value, weakref.ReferenceType):
         target: Any = value()
         return getattr(target, "__self__", target) if isinstance(target, types.MethodType) else target
     if isinstance(value, _VIEWS_OF_DICTS):
         value = value.mapping
-    if not isinstance(value, types.MappingProxyType) or "__module__" in value:  # the attributes of a class
+    if not isinstance(value, types.MappingProxyType) or "__module__" in value:  # the `__dict__` of a class
         return None
     return gc.get_referents(value)[0]
 
 
 def of_proxy(value: Any) -> Any:
-    """The object of a weak proxy, None where it is gone; what is no proxy is itself."""
+    """The object behind a weak proxy, None if it is gone; other values are returned as they are."""
     if type(value) not in weakref.ProxyTypes:
         return value
     try:
-        return value.__sizeof__.__self__  # a method of any object, which knows what it is bound to
+        return value.__sizeof__.__self__  # every object has this method, which knows its object
     except ReferenceError:
         return None

@@ -1,9 +1,9 @@
-"""The tensors that a program reaches through Python objects, and the places where they sit.
+"""Walks over Python objects, which find the tensors that a program reaches, and the slots that hold them.
 
 Takes arguments, modules, optimizers, variables of functions. Gives slots of tensors, constants and objects, in the
 order of keys, with the containers that hold them. Guarantees that objects that are built alike are walked alike: the
-n-th tensor of the first corresponds to the n-th of the second. Limits:
-:mod:`functionalize.python_state.traversal_rules` says which objects are entered.
+n-th tensor of one corresponds to the n-th tensor of the other. Limits:
+:mod:`functionalize.python_state.traversal_rules` determines which objects are entered.
 """
 
 from __future__ import annotations
@@ -30,55 +30,55 @@ from functionalize.python_state.refused_objects import refuse_module
 from functionalize.python_state.slots import ContainerSource, ObjectSource, Slot
 from functionalize.python_state.traversal_rules import PLAIN, behind, has_attributes, is_entered, key_behind
 
-# By type, what isinstance would say: most values are one of these.
+# Exact types, which save `isinstance`: most values are of one of these.
 TENSOR_TYPES = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 _WEAK = (weakref.ref, *weakref.ProxyTypes)
 LEAF_TYPES = TENSOR_TYPES | PLAIN | {types.FunctionType}
 _STRINGS = frozenset({str})
 _HOLDERS = (torch.nn.Module, torch.optim.Optimizer)
-_FIXED = (*_HOLDERS, type, contextvars.ContextVar)  # known by identity: no other one takes the place of such an object
+_FIXED = (*_HOLDERS, type, contextvars.ContextVar)  # identified by identity: no other object takes their place
 
 
 class _Role(enum.Enum):
-    """What a walk does with values of a class."""
+    """How a walk treats values of a class."""
 
     TENSOR = enum.auto()
-    PLAIN = enum.auto()  # a leaf behind which is nothing
-    CONSTANT = enum.auto()  # a leaf that may show an object, or have attributes
+    PLAIN = enum.auto()  # a leaf that leads to no other object
+    CONSTANT = enum.auto()  # a leaf that may refer to an object, or have attributes
     TUPLE = enum.auto()
     OBJECT = enum.auto()  # entered
 
 
 @per_class
-def _role_of(kind: type) -> _Role:
-    if issubclass(kind, torch.Tensor):
+def _role_of(cls: type) -> _Role:
+    if issubclass(cls, torch.Tensor):
         return _Role.TENSOR
-    if kind in LEAF_TYPES:
+    if cls in LEAF_TYPES:
         return _Role.PLAIN
-    if issubclass(kind, tuple):
+    if issubclass(cls, tuple):
         return _Role.TUPLE
-    return _Role.OBJECT if is_entered(kind) else _Role.CONSTANT
+    return _Role.OBJECT if is_entered(cls) else _Role.CONSTANT
 
 
 @dataclass
 class StateWalk:
-    """What a walk over objects found, in order."""
+    """The results of a walk over objects, in order."""
 
     tensors: list[Slot] = field(default_factory=list)
     constants: list[Slot] = field(default_factory=list)  # values that are neither tensors nor entered
-    leaves: list[Slot] = field(default_factory=list)  # both
-    entered: list[Slot] = field(default_factory=list)  # where objects sit that were entered, but for tuples
-    tuples: list[Slot] = field(default_factory=list)  # those that are in no tuple
-    containers: dict[int, ContainerSource] = field(default_factory=dict)  # by the identities that they had
-    ordered: dict[int, ContainerSource] = field(default_factory=dict)  # dicts in whose order a program may go
+    leaves: list[Slot] = field(default_factory=list)  # tensors and constants
+    entered: list[Slot] = field(default_factory=list)  # of objects that were entered, without tuples
+    tuples: list[Slot] = field(default_factory=list)  # of tuples that are not in a tuple
+    containers: dict[int, ContainerSource] = field(default_factory=dict)  # by identity at the walk
+    ordered: dict[int, ContainerSource] = field(default_factory=dict)  # dicts whose order a program may see
     weak: list[Slot] = field(default_factory=list)  # weak references to tensors
-    keyed_by_tensor: list[Container] = field(default_factory=list)  # containers with tensors for keys, and sets
-    modules: dict[int, str] = field(default_factory=dict)  # paths
-    shape: list[Any] = field(default_factory=list)  # what was met on the way: equal for objects built alike
-    objects: list[ObjectSource] = field(default_factory=list)  # what was entered
-    sources: list[ObjectSource] = field(default_factory=list)  # these, and values that have attributes besides
+    keyed_by_tensor: list[Container] = field(default_factory=list)  # dicts with tensors for keys, sets with tensors
+    modules: dict[int, str] = field(default_factory=dict)  # paths, by identity
+    shape: list[Any] = field(default_factory=list)  # types and keys on the way: equal for objects built alike
+    objects: list[ObjectSource] = field(default_factory=list)  # that were entered
+    sources: list[ObjectSource] = field(default_factory=list)  # of these objects, and of values with attributes
     _numbers: dict[int, int] = field(default_factory=dict)
-    _holders: int = 0  # how many modules and optimizers are being opened
+    _holders: int = 0  # how many modules and optimizers the walk is inside of
 
     def walk(self, container: Container, key: Any, path: str) -> None:
         """Enter an entry of a container."""
@@ -99,10 +99,10 @@ class StateWalk:
         return self.objects[self._numbers[id(value)]]
 
     def resolve(self) -> bool:
-        """Look for the objects in their slots again, owners before what they hold; whether others are there.
+        """Resolve the objects from their slots again, owners before what they hold; returns whether any was replaced.
 
-        What is not of the same class stays, and so does all where two objects would become one: guards compare who sits
-        in the slots.
+        An object is not replaced by one of another class, and none is if two would become the same object: the guards
+        then see another object in a slot.
         """
         before = [resolved for source in self.sources if (resolved := source.resolve()) is not None]
         if before and len({id(source.value) for source in self.objects}) < len(self.objects):
@@ -112,32 +112,32 @@ class StateWalk:
         return bool(before)
 
     def open(self, value: Any, path: str) -> None:
-        """Enter an object that sits in no container."""
+        """Enter an object that is in no container."""
         if id(value) not in self._numbers:
             self._open_object(value, type(value), path)
 
     def watch(self, container: Container, path: str) -> None:
-        """Look afterwards whether a container holds something else."""
+        """Record a container, whose content is compared after the run."""
         source = self.containers.setdefault(id(container), ContainerSource(container, path))
         if len(container) > 1 and _is_ordered(container, container, False):
             self.ordered[id(container)] = source
 
     def _enter(self, value: Any, slot: Slot) -> None:
-        kind = type(value)
-        role = _role_of(kind)
+        cls = type(value)
+        role = _role_of(cls)
         if role is _Role.TENSOR:
             self.shape.append(torch.Tensor)
             self.tensors.append(slot)
             self.leaves.append(slot)
         elif role is _Role.PLAIN or role is _Role.CONSTANT:
-            self.shape.append(kind)
+            self.shape.append(cls)
             self.constants.append(slot)
             self.leaves.append(slot)
             if role is _Role.CONSTANT:
                 self._follow_constant(value, slot)
         elif role is _Role.TUPLE:
-            self.shape.append((kind, len(value)))
-            if has_attributes(kind):
+            self.shape.append((cls, len(value)))
+            if has_attributes(cls):
                 self.open_attributes(value, slot.path, slot)
             if not slot.steps:
                 self.tuples.append(slot)
@@ -149,13 +149,13 @@ class StateWalk:
             self.entered.append(slot)
             number = self._numbers.get(id(value))
             if number is None:
-                self._open_object(value, kind, slot.path, slot)
+                self._open_object(value, cls, slot.path, slot)
             else:
                 self.objects[number].slots.append(slot)
                 self.shape.append(number)
 
     def _follow_constant(self, value: Any, slot: Slot) -> None:
-        """What a value shows that sits elsewhere, and the attributes that it has beside being a value."""
+        """Enter the object to which a value refers, and the attributes of the value."""
         shown = behind(value)
         if isinstance(shown, torch.Tensor):
             if type(value) in _WEAK:
@@ -168,7 +168,7 @@ class StateWalk:
             self.open_attributes(value, slot.path, slot)
 
     def open_attributes(self, value: Any, path: str, slot: Slot | None = None) -> None:
-        """Enter the attributes alone of what is a value besides. ``slot``: where it sits; None if that stays."""
+        """Enter only the attributes of a value. ``slot``: the slot that holds the value; None if it is fixed."""
         attributes = vars(value)
         if id(attributes) not in self.containers:
             owner = self._source(value, slot)
@@ -182,7 +182,7 @@ class StateWalk:
         self.sources.append(source)
         return source
 
-    def _open_object(self, value: Any, kind: type, path: str, slot: Slot | None = None) -> None:
+    def _open_object(self, value: Any, cls: type, path: str, slot: Slot | None = None) -> None:
         self._numbers[id(value)] = len(self.objects)
         owner = self._source(value, slot)
         self.objects.append(owner)
@@ -201,7 +201,7 @@ class StateWalk:
             if keys:
                 self._open(value, source, keys, path)
             else:
-                self.shape.append((kind, ()))
+                self.shape.append((cls, ()))
         self._holders -= holds
 
     def _open(self, value: Any, source: ContainerSource, keys: list[Any], path: str) -> None:
@@ -210,15 +210,15 @@ class StateWalk:
         self.shape.append((type(value), tuple(keys) if named else len(keys)))
         hashed = container if isinstance(container, SetItems) else keys
         if not named:
-            self._look_at_keys(source, hashed, path)
+            self._enter_keys(source, hashed, path)
         prefix = f"{path}." if path else ""
         for index, key in enumerate(keys):
             step = key if named or isinstance(key, (str, int)) else index
             slot = Slot(source, key, f"{prefix}{step}", held=self._holders > 0)
             self._enter(entry(container, key), slot)
 
-    def _look_at_keys(self, source: ContainerSource, keys: Iterable[Any], path: str) -> None:
-        """Objects that are keys, and what a dict or a set has tensors for keys."""
+    def _enter_keys(self, source: ContainerSource, keys: Iterable[Any], path: str) -> None:
+        """Enter objects that are keys, and record a dict or a set that is keyed by tensors."""
         container = source.container
         mapping = isinstance(container, dict)
         keys = list(map(key_behind, keys)) if mapping else keys
@@ -233,7 +233,7 @@ class StateWalk:
 
 
 def _is_ordered(value: Any, container: Container, module: bool) -> bool:
-    """Whether a container of an object is a dict that has an order: attributes, parameters and buffers have none."""
+    """Whether the order of a container counts: a dict's and a module's submodules', but not that of attributes."""
     return isinstance(container, dict) and (container is value or (module and container is modules_of(value)))
 
 

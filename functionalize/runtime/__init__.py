@@ -1,1 +1,1 @@
-"""What a call of a captured program does. Knows nothing of how programs are captured."""
+"""Calls of captured programs: guards, stages, write-backs. Does not depend on how programs are captured."""

@@ -303,7 +303,7 @@ class GraphTraits:
     outputs: int  # how many outputs it has
     keeps_workspaces: bool  # whether an op computes what a backward in the graph needs only if grad mode is on
     decisions: tuple[Decision, ...] = ()  # on tensor values, in order
-    draws: tuple[Any, ...] = ()  # what a graph with decisions draws random numbers from, for `RandomState`
+    draws: tuple[Any, ...] = ()  # the sources of random numbers of a graph with decisions, for `RandomState`
     numbers: tuple[int, ...] = ()  # its outputs that are numbers which objects hold
     sparse: frozenset[int] = frozenset()  # its outputs without strides
     differentiates: bool = False  # whether it contains gradients that the program computes itself
@@ -379,7 +379,7 @@ class ProgramMetadata:
 
     @cached_property
     def requiring(self) -> list[tuple[int, bool]]:
-        """The inputs whose `requires_grad` a call sets, and to what."""
+        """The inputs whose `requires_grad` a call sets, each with the value."""
         return [(n, entry.requires_grad) for n, entry in enumerate(self.inputs) if entry.requires_grad is not None]
 
     @property

@@ -29,7 +29,7 @@ def is_random(node: Node) -> bool:
 
 
 def source_of(node: Node, root: torch.nn.Module) -> Any:
-    """What a node draws random numbers from: a generator, a device, a node that gives a generator; None if it does not.
+    """The source of a node's random numbers: a generator, a device, a node with one; None if it draws none.
 
     ``root``: the module that holds the graph's attributes, such as bodies of higher-order ops, which may draw too.
     """

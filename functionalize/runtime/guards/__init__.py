@@ -1,1 +1,1 @@
-"""What a captured program requires of its calls."""
+"""Guards: the conditions under which a captured program runs a call."""

@@ -58,7 +58,7 @@ class Assumptions:
     values: Sequence[Any]  # of the inputs
     sizes: SizeGuards | None
     gradients_matter: bool  # whether it always matters which inputs have a gradient, whatever the program asked
-    asked: Set[tuple[int, str]]  # what the program asked, or may have asked, of inputs, by their numbers
+    asked: Set[tuple[int, str]]  # questions that the program asked, or may have asked: numbers of inputs, names
     written: Set[int]  # inputs that the program writes under autograd, even without a change: leaves refuse that
     seen_layouts: Set[int]  # gradients whose memory layout the program may see
     asks_kinds: bool  # whether the program may ask for the classes of tensors of its state

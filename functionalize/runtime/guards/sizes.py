@@ -220,7 +220,7 @@ class SizeGuards(GuardKind):
         return None
 
 
-_SYMBOL = re.compile(r"\bs\d+\b")  # as torch names those of sizes
+_SYMBOL = re.compile(r"\bs\d+\b")  # torch's names of size symbols
 _SAME = re.compile(r"Eq\((\w+), \1\)")  # two sizes with one name are equal
 
 
