@@ -1,4 +1,4 @@
-"""A program's tensors as fake ones: without data, aliased as the originals are.
+"""Fake tensors for a program's tensors: without data, aliased as the originals are.
 
 Invariant: two fakes share a storage exactly where the originals do, and a storage is as large as the original; their
 versions are the originals'.
@@ -26,8 +26,8 @@ def fakes_of(
 ) -> dict[int, torch.Tensor]:
     """A fake tensor for each tensor, by the tensor's identity.
 
-    ``dynamic`` names those whose sizes may be symbols; ``convert`` gives the fakes of these and of what shares their
-    storages.
+    ``dynamic``: the identities of those whose sizes may be symbols; ``convert`` makes their fakes, and those of tensors
+    that share their storages.
     """
     groups: dict[int, dict[int, torch.Tensor]] = defaultdict(dict)
     for tensor in tensors:
@@ -52,7 +52,7 @@ def fakes_of(
             warnings.simplefilter("ignore", UserWarning)  # the converter asks non-leaves for gradients
             for key, tensor in group.items():
                 fake = (convert if dynamic else factory.mode.from_tensor)(tensor)
-                # A write to a view would go to its base in autograd, past what leads to the view.
+                # Autograd would pass a write to a view on to its base, past the operators that lead to the view.
                 fakes[key] = fresh(fake) if is_view(fake) and not fake.is_leaf else fake
     originals = [tensor for group in groups.values() for tensor in group.values()]
     counted = [tensor for tensor in originals if not tensor.is_inference()]
@@ -61,7 +61,7 @@ def fakes_of(
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether a layout, a storage and a device say all of a tensor."""
+    """Whether a layout, a storage and a device describe a tensor completely."""
     return (
         type(tensor) in PLAIN_TYPES
         and tensor.layout is torch.strided
@@ -72,7 +72,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 def _of_group(factory: FakeFactory, group: dict[int, torch.Tensor]) -> Iterator[tuple[int, Any]]:
-    """Fakes of the tensors of one storage, in one storage as large."""
+    """Fakes of the tensors of one storage, in one storage of the same size."""
     key, first = next(iter(group.items()))
     size = first.untyped_storage().nbytes()
     if len(group) == 1 and not first.storage_offset():
@@ -101,7 +101,7 @@ class _Fresh(torch.autograd.Function):
 
 
 def fresh(leaf: torch.Tensor) -> torch.Tensor:
-    """A tensor to which a program may write, where autograd is to find what its gradient was before that."""
+    """A tensor over the same memory that a program may write, if the tensor requires a gradient; else the tensor."""
     if not leaf.requires_grad:
         return leaf
     with torch.inference_mode(False), torch.enable_grad():

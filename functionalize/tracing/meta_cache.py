@@ -1,11 +1,11 @@
 """A cache of the metadata of ops' results, by the op and the metadata of its arguments.
 
-FakeTensorMode works out the shapes, strides and dtypes of an op's results; here they are looked up where the same op
-was seen on arguments of the same metadata. All captures of a process share the cache.
+FakeTensorMode computes the shapes, strides and dtypes of an op's results; the cache has them if it has seen the op on
+arguments of the same metadata. All captures of a process share the cache.
 
-In: an op with its arguments. Out: a `CacheEntry`, from which its results are made, or ``MISS``. Guarantees: such
-results are what FakeTensorMode would have made. Limits: sizes known as integers, strided tensors, ops of torch's own;
-results that depend on data, or are not tensors, are not cached.
+In: an op with its arguments. Out: a `CacheEntry`, from which its results are made, or ``MISS``. Guarantees:
+these results are what FakeTensorMode would have made. Limits: sizes known as integers, strided tensors, ops of torch's
+own; results that are data-dependent, or are not tensors, are not cached.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from functionalize.ops import tables, traits
 from functionalize.ops.tables import ViewKind
 
 _STRIDED = torch.strided
-_ENTRIES = 100_000  # after so many all is forgotten: a bound on memory, far above what one model needs
+_ENTRIES = 100_000  # the cache is emptied at this size: a bound on memory, far above what one model needs
 _AS_THEY_ARE = (bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 _INDEX, _MASKS = torch.ops.aten.index.Tensor, frozenset({torch.bool, torch.uint8})
 _DEPENDS_ON_DATA = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
@@ -49,7 +49,7 @@ class ResultMeta:
 
 
 def _holds(source: FakeTensor, layout: Layout) -> bool:
-    """Whether a layout surely fits in the storage of a tensor that inference mode does not concern."""
+    """Whether a layout surely fits in a tensor's storage; False in inference mode, and for inference tensors."""
     room = source.untyped_storage().nbytes()
     inside = type(room) is int and layout.span[0] >= 0 and layout.span[1] <= room
     return inside and not (torch.is_inference_mode_enabled() or source.is_inference())
@@ -59,10 +59,10 @@ def _holds(source: FakeTensor, layout: Layout) -> bool:
 class CacheEntry:
     """The results of one op, for arguments of one metadata."""
 
-    results: tuple[ResultMeta | None, ...]  # None where the op gives None
+    results: tuple[ResultMeta | None, ...]  # None where the op returns None
     container: type | None  # of the results, if they are several
     layouts: tuple[Layout, ...]  # of the results
-    random: bool  # whether such an op may draw random numbers
+    random: bool  # whether the op may draw random numbers
 
     def make(self, factory: FakeFactory, args: Sequence[Any]) -> Any:
         """The results, as tensors of the factory's mode; ``MISS`` for views of a storage of data-dependent size."""
@@ -81,11 +81,11 @@ class CachedCall:
 
     key: Any
     entry: CacheEntry  # ``MISS`` if the call was not seen before
-    args: list[Any]  # in nodes, where these were asked for
+    args: list[Any]  # nodes in place of tensors, if the caller asked for nodes
     kwargs: dict[str, Any]
 
 
-MISS: Any = object()  # stands for the entry of a call that was not seen before
+MISS: Any = object()  # the entry of a call that was not seen before
 _cache: dict[Any, CacheEntry | None] = {}
 _usable: dict[int, tuple[Any, bool]] = {}  # by identity, as in the keys: the hash of an op is a method in Python
 
@@ -100,7 +100,7 @@ def find(
 ) -> CachedCall | None:
     """A call in the cache; None if its results are never cached.
 
-    ``nodes``: gives the nodes of its tensors; one that has none is not cached.
+    ``nodes``: maps its tensors to nodes; a call on a tensor without a node is not cached.
     """
     usable = _usable.get(id(func))
     if usable is None:
@@ -108,8 +108,8 @@ def find(
     if not usable[1] or (func is _INDEX and _has_mask(args[1])):
         return None
     parts: list[Any] = [id(func), torch.get_default_dtype()]
-    given = _describe(args, parts, factory.mode, nodes)
-    if given is None:
+    described = _describe(args, parts, factory.mode, nodes)
+    if described is None:
         return None
     if kwargs:
         parts += kwargs
@@ -119,16 +119,16 @@ def find(
         kwargs = dict(zip(kwargs, values, strict=True))
     key = tuple(parts)
     entry = _cache.get(key, MISS)
-    return None if entry is None else CachedCall(key, entry, given, kwargs)
+    return None if entry is None else CachedCall(key, entry, described, kwargs)
 
 
 def _has_mask(indices: Sequence[Any]) -> bool:
-    """Whether the data of some index decide a size: to try such an op for its metadata is to make a symbol too many."""
+    """Whether an index is a mask, with a data-dependent size: running the op for its metadata would add a symbol."""
     return any(type(index) is FakeTensor and index.dtype in _MASKS for index in indices)
 
 
 def insert(key: Any, func: Any, args: Sequence[Any], out: Any) -> CacheEntry | None:
-    """Add a call with its results; returns its entry, None if they cannot be made from metadata."""
+    """Add a call with its results. Returns its entry; None if the results cannot be made from metadata."""
     if len(_cache) >= _ENTRIES:
         clear()
     entry = _cache[key] = _entry(func, args, out)
@@ -148,11 +148,11 @@ def _is_usable(func: Any) -> bool:
 def _describe(
     args: Collection[Any], parts: list[Any], mode: FakeTensorMode, nodes: TensorTracker | None
 ) -> list[Any] | None:
-    """The arguments, in nodes where these are asked for; ``parts`` gets their part of the key. None: not cached."""
-    given = []
+    """The arguments, with nodes for tensors if asked for; ``parts`` gets their part of the key. None: not cached."""
+    described = []
     for arg in args:
-        kind = type(arg)
-        if kind is FakeTensor:
+        type_ = type(arg)
+        if type_ is FakeTensor:
             dtype = arg.dtype
             if is_symbolic(arg) or arg.layout is not _STRIDED or (dtype.is_complex and arg.is_conj()) or arg.is_neg():
                 return None
@@ -161,18 +161,18 @@ def _describe(
             parts += (arg.size(), arg.stride(), arg.storage_offset(), dtype, fake_device(arg))
             if nodes is not None and (arg := nodes.node(arg)) is None:
                 return None
-        elif kind is int or kind is float or kind is complex:
-            parts += (kind, arg)  # 1, 1.0 and True are equal, and make results of different dtypes
-        elif kind is list or kind is tuple:
-            parts += (kind, len(arg))
+        elif type_ is int or type_ is float or type_ is complex:
+            parts += (type_, arg)  # 1, 1.0 and True are equal, and make results of different dtypes
+        elif type_ is list or type_ is tuple:
+            parts += (type_, len(arg))
             if (arg := _describe(arg, parts, mode, nodes)) is None:
                 return None
-        elif kind in _AS_THEY_ARE:
-            parts += (kind, arg)
+        elif type_ in _AS_THEY_ARE:
+            parts += (type_, arg)
         else:
             return None
-        given.append(arg)
-    return given
+        described.append(arg)
+    return described
 
 
 def _entry(func: Any, args: Sequence[Any], out: Any) -> CacheEntry | None:

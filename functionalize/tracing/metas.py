@@ -1,8 +1,7 @@
-"""What ops give on fake tensors, where torch's own meta kernel refuses what eager's kernel takes, or gives other sizes
-or strides.
+"""Meta kernels for ops where torch's own refuses arguments that eager's kernel takes, or gives other sizes or strides.
 
-Invariant: sizes, strides, dtypes and refusals are those of eager's kernel. Limits: torch's builds for ROCm lay results
-of `_grouped_mm` out densely; theirs keep torch's meta kernel.
+Invariant: sizes, strides, dtypes and refusals are those of eager's kernel. Limits: builds of
+torch for ROCm make dense results of `_grouped_mm`; they keep torch's meta kernel.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ _ALIGNMENT = 16  # bytes, of rows
 
 
 def _grouped_mm(a: Any, b: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> torch.Tensor:
-    """After ``aten/src/ATen/native/GroupedMMUtils.h``; torch's meta kernel takes bfloat16 alone, as some GPUs do."""
+    """After ``aten/src/ATen/native/GroupedMMUtils.h``; torch's meta kernel takes only bfloat16, as some GPUs do."""
     for name, matrix in (("mat_a", a), ("mat_b", b)):
-        known = matrix.dtype in (torch.float32, torch.bfloat16, torch.float16)
-        _check(known, f"Expected {name} to be Float32, BFloat16 or Float16 matrix, got {matrix.dtype}")
+        is_supported = matrix.dtype in (torch.float32, torch.bfloat16, torch.float16)
+        _check(is_supported, f"Expected {name} to be Float32, BFloat16 or Float16 matrix, got {matrix.dtype}")
         _check(matrix.dim() in (2, 3), f"{name} has to be 2 or 3d")
         _check_strides(matrix)
     flat = [matrix.dim() == 2 for matrix in (a, b)]
@@ -66,12 +65,12 @@ def _check(condition: Any, message: str) -> None:
 
 
 def _pack_padded_sequence(input: Any, lengths: Any, batch_first: bool) -> Any:
-    """What it packs is read by the kernels of recurrent layers on the CPU as numbers, step by step."""
+    """Refused: kernels of recurrent layers on the CPU read its result as numbers, step by step."""
     raise PADDED_SEQUENCE_PACKED.error()
 
 
 def _multilabel_margin_loss_forward(input: Any, target: Any, reduction: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """After ``aten/src/ATen/native/LossMultiLabelMargin.cpp``; of one row torch's meta kernel gives a vector."""
+    """After ``aten/src/ATen/native/LossMultiLabelMargin.cpp``; for one row torch's meta kernel gives a vector."""
     size, dims = list(input.size()), input.dim()
     whole = dims == 0 or (dims <= 2 and size[-1] != 0)
     _check(whole, f"Expected non-empty vector or matrix with optional 0-dim batch size, but got: {size}")
@@ -87,19 +86,19 @@ def _multilabel_margin_loss_backward(gradient: Any, input: Any, *others: Any) ->
 
 
 def _angle(tensor: Any) -> torch.Tensor:
-    """After ``aten/src/ATen/native/UnaryOps.cpp``: of complex numbers it is laid out densely, whatever these are."""
+    """After ``aten/src/ATen/native/UnaryOps.cpp``: angles of complex numbers are dense, whatever the input is."""
     if tensor.is_complex():
         return torch.empty(tensor.size(), dtype=tensor.dtype.to_real(), device=tensor.device)
     return torch.atan(tensor)
 
 
 def _ctc_loss(log_probs: Any, targets: Any, steps: Any, lengths: Any, *options: Any) -> tuple[torch.Tensor, ...]:
-    """After ``aten/src/ATen/native/LossCTC.cpp``; if the lengths are tensors, the longest one is data-dependent."""
-    states = _count_told_by_data(log_probs) if isinstance(lengths, torch.Tensor) else 2 * max(lengths, default=0) + 1
+    """After ``aten/src/ATen/native/LossCTC.cpp``; lengths in tensors make the longest length data-dependent."""
+    states = _data_dependent_count(log_probs) if isinstance(lengths, torch.Tensor) else 2 * max(lengths, default=0) + 1
     return log_probs.new_empty([log_probs.size(1)]), log_probs.new_empty([log_probs.size(1), log_probs.size(0), states])
 
 
-def _count_told_by_data(tensor: Any) -> Any:
+def _data_dependent_count(tensor: Any) -> Any:
     from functionalize._torch.symbols.symbols import assume  # here: loads sympy
 
     count = tensor.fake_mode.shape_env.create_unbacked_symint()
@@ -114,7 +113,7 @@ def _ctc_loss_backward(gradient: Any, log_probs: Any, *others: Any) -> torch.Ten
 
 
 def _lstsq(a: Any, b: Any, rcond: Any = None, *, driver: str | None = None) -> Any:
-    """After ``aten/src/ATen/native/BatchLinearAlgebra.cpp``; torch has no meta kernel, as sizes may depend on data."""
+    """After ``aten/src/ATen/native/BatchLinearAlgebra.cpp``; torch has no meta kernel: sizes may be data-dependent."""
     if a.device.type != "cpu":
         raise LEAST_SQUARES_DEVICE.error(device=a.device.type)
     driver, vectors = driver or "gelsy", a.dim() - b.dim()
@@ -130,8 +129,8 @@ def _lstsq(a: Any, b: Any, rcond: Any = None, *, driver: str | None = None) -> A
     residuals = [*batch, count] if driver == "gels" and rows > n else [0]
     singular = [*own, min(rows, n)] if by_singular_values else [0]
     rank = a.new_empty([0] if driver == "gels" else own, dtype=torch.int64)
-    given = solution.squeeze(-1) if vectors else solution
-    return given, _real(a, residuals), rank, _real(a, singular)
+    solutions = solution.squeeze(-1) if vectors else solution
+    return solutions, _real(a, residuals), rank, _real(a, singular)
 
 
 def _real(tensor: Any, size: Any) -> Any:
@@ -139,7 +138,7 @@ def _real(tensor: Any, size: Any) -> Any:
 
 
 def _dense(op: Any) -> Callable[..., Any]:
-    """Of kernels of the CPU that lay results out densely, by rows or by channels, whatever the strides of the input."""
+    """For kernels of the CPU that make dense results, by rows or by channels, whatever the strides of the input."""
 
     def meta(tensor: Any, *args: Any, **kwargs: Any) -> Any:
         if tensor.device.type != "cpu" or not tensor.dim():
@@ -153,31 +152,31 @@ def _dense(op: Any) -> Callable[..., Any]:
 
 
 def _rounded(dividend: Any, divisor: Any, *, rounding_mode: str | None = "floor") -> Any:
-    """Of floor division, which torch decomposes: laid out as sums are."""
-    known = rounding_mode == "floor" and isinstance(dividend, torch.Tensor) and dividend.dtype is not torch.bool
-    return torch.add(dividend, divisor) if known else NotImplemented
+    """Floor division, which torch decomposes: the result has the strides of a sum."""
+    is_floor = rounding_mode == "floor" and isinstance(dividend, torch.Tensor) and dividend.dtype is not torch.bool
+    return torch.add(dividend, divisor) if is_floor else NotImplemented
 
 
 def _interpolated(input: Any, size: Any, *options: Any) -> Any:
-    """Of symbols. torch finds these by decompositions, whose operators its dispatcher in Python would have to see."""
-    return _laid_out_as(input, [*input.size()[:2], *size])
+    """On symbols. Torch decomposes it there, into operators that its dispatcher in Python would have to see."""
+    return _in_format_of(input, [*input.size()[:2], *size])
 
 
 def _interpolated_backward(gradient: Any, output_size: Any, input_size: Any, *options: Any) -> Any:
-    """Of symbols, as above."""
-    return _laid_out_as(gradient, input_size)
+    """On symbols, as above."""
+    return _in_format_of(gradient, input_size)
 
 
-def _laid_out_as(other: Any, size: Any) -> Any:
+def _in_format_of(other: Any, size: Any) -> Any:
     if not any(isinstance(number, torch.SymInt) for number in (*other.size(), *size)):
         return NotImplemented
     return other.new_empty(size).contiguous(memory_format=suggest_memory_format(other))
 
 
 def _stepped(op: Any) -> Callable[..., Any]:
-    """What a fused step updates: the lists that come first."""
+    """A fused step of an optimizer: it returns the lists that it updates, which are its first arguments."""
     count = len(op._schema.returns)
-    return lambda *args, **options: tuple([torch.empty_like(one) for one in updated] for updated in args[:count])
+    return lambda *args, **options: tuple([torch.empty_like(tensor) for tensor in updated] for updated in args[:count])
 
 
 def _fake_quantized(x: Any, *parameters: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -190,7 +189,7 @@ def _learned_scale_backward(gradient: Any, x: Any, scale: Any, zero_point: Any, 
 
 
 def _select_copy(x: Any, dim: int, index: Any) -> Any:
-    """At a data-dependent index: torch asks whether it is inside, which only a call can say."""
+    """At a data-dependent index: torch guards on whether it is in bounds, which only a call knows."""
     if not unbacked([index]):
         return NotImplemented
     size = list(x.size())
@@ -199,7 +198,7 @@ def _select_copy(x: Any, dim: int, index: Any) -> Any:
 
 
 def _slice_copy(x: Any, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1) -> Any:
-    """Between data-dependent bounds: torch asks whether they are negative, but not where the slice is a view."""
+    """Between data-dependent bounds: torch guards on whether they are negative, unless the slice is a view."""
     if not unbacked([start, end]):
         return NotImplemented
     view = aten.slice.Tensor(x, dim, start, end, step)
@@ -211,18 +210,18 @@ def _like_first(x: Any, *parameters: Any) -> Any:
     return torch.empty_like(x)
 
 
-METAS: Mapping[Any, Callable[..., Any]] = {  # what one gives is NotImplemented where torch's own is right
+METAS: Mapping[Any, Callable[..., Any]] = {  # each returns NotImplemented where torch's own is right
     **SPARSE_METAS,
     **CUDNN_METAS,
     **({} if torch.version.hip else {aten._grouped_mm.default: _grouped_mm}),
     aten.angle.default: _angle,
     aten.select_copy.int: _select_copy,
-    # What torch decomposes into operators that lay results out otherwise, by others whose results are alike.
+    # Torch decomposes these into operators whose results have other strides; the results of these operators match.
     **dict.fromkeys((aten.copysign.Tensor, aten.xlogy.Tensor, aten.special_xlog1py.default), torch.atan2),
     **dict.fromkeys((aten.div.Tensor_mode, aten.floor_divide.default), _rounded),
     **{
         op: _stepped(op) for op in traits.STEPS_OF_OPTIMIZERS
-    },  # torch has no meta kernel, and others do not run on symbols
+    },  # torch has no meta kernel for some, and those for others do not run on symbols
     **{op: _dense(op) for op in traits.GIVES_DENSE},
     **{getattr(aten, call.__name__).default: _interpolated for call in INTERPOLATIONS},
     **{getattr(aten, f"{call.__name__}_backward").default: _interpolated_backward for call in INTERPOLATIONS},
@@ -242,5 +241,5 @@ METAS: Mapping[Any, Callable[..., Any]] = {  # what one gives is NotImplemented 
     aten.multilabel_margin_loss_backward.default: _multilabel_margin_loss_backward,
     aten.multilabel_margin_loss_forward.default: _multilabel_margin_loss_forward,
 }
-# For graphs that are traced again, where torch's questions about data-dependent bounds have no answers.
+# For graphs that are traced again, where nobody answers torch's guards on data-dependent bounds.
 METAS_OF_EXPORTS: Mapping[Any, Callable[..., Any]] = {**METAS, aten.slice_copy.Tensor: _slice_copy}

@@ -3,8 +3,8 @@
 In: ops on fake tensors. Out: nodes of one tracer's graph, and the results. Guarantees: an op's node is the one that
 ``make_fx`` would have added. Limits: one thread, one graph.
 
-The slow path is torch's own: higher-order ops, symbolic sizes, constants, ops never seen before. Both fill one tracer,
-so that all who use it (our executor of values, torch's higher-order ops) see one graph.
+Torch's own slow path records higher-order ops, symbolic sizes, constants, and ops never seen before. Both fill one
+tracer, so that our executor of values and torch's higher-order ops see one graph.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ from functionalize.tracing.meta_cache import CachedCall, CacheEntry
 from functionalize.tracing.sparse_elements import is_coalesced
 
 Annotate = Callable[[Node], None]  # is called with each new node
-Observe = Callable[[Node], Node | None]  # the same; gives the node that its results stand for, where that is another
+Observe = Callable[[Node], Node | None]  # the same; returns the node that its results stand for, if that is another
 _IS_COALESCED = torch.ops.aten.is_coalesced.default
-ORIGIN = ("nn_module_stack", "stack_trace")  # what it notes in a node's meta
+ORIGIN = ("nn_module_stack", "stack_trace")  # the entries of a node's meta that say where it comes from
 
 
 class RecordingMode(ProxyTorchDispatchMode):
-    """Records into ``tracer.graph`` what is dispatched, on the fake tensors of one mode."""
+    """Records dispatched ops on the fake tensors of one mode into ``tracer.graph``."""
 
     supports_higher_order_operators = True
-    tracer: Any  # of stubs that know other kinds, too
+    tracer: Any  # torch's stubs allow other tracers, too
 
     def __init__(
         self,
@@ -65,9 +65,9 @@ class RecordingMode(ProxyTorchDispatchMode):
         *,
         symbolic: bool,
     ) -> None:
-        """``observe``: is notified of nodes that may draw random numbers or run under another default dtype.
+        """``observe``: is called with nodes that may draw random numbers or run under another default dtype.
 
-        Of all nodes, while ``observed`` is not empty.
+        While ``observed`` is not empty, it is called with all nodes.
         """
         super().__init__(new_tracer(), "symbolic" if symbolic else "fake")
         self.factory = factory
@@ -87,12 +87,12 @@ class RecordingMode(ProxyTorchDispatchMode):
         return compared(self.tracer, func, args) if is_foregone(out, args) else out
 
     def run(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """What dispatching an op to this mode gives."""
+        """The results of dispatching an op to this mode."""
         out = self._fast_path(func, args, kwargs)
         return func(*args, **kwargs) if out is meta_cache.MISS else out
 
     def _fast_path(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Results of an op, recorded; ``MISS`` if it has to take torch's path."""
+        """Record an op and return its results; ``MISS`` if it has to take torch's path."""
         call = meta_cache.find(func, args, kwargs, self.factory, self.tracer.tensor_tracker)
         if call is None:
             return meta_cache.MISS
@@ -111,7 +111,7 @@ class RecordingMode(ProxyTorchDispatchMode):
         return out
 
     def propagate(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, CacheEntry | None]:
-        """An op's results, hidden from tracers, and their cache entry: None where sizes may be symbols."""
+        """An op's results, hidden from tracers, and their cache entry: None if sizes may be symbols."""
         call = meta_cache.find(func, args, kwargs, self.factory)
         if call is None:
             return on_handles(func, args, kwargs), None
@@ -124,7 +124,7 @@ class RecordingMode(ProxyTorchDispatchMode):
         return (on_handles(func, args, kwargs), None) if out is meta_cache.MISS else (out, call.entry)
 
     def _viewed(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """The view that the kernel of a view op makes of a fake tensor of plain sizes; ``MISS`` where it cannot."""
+        """The view that a view op's own kernel makes of a fake tensor with plain sizes; ``MISS`` if it cannot."""
         if tables.row(func).view is not ViewKind.SINGLE:
             return meta_cache.MISS
         source = args[0]
@@ -138,7 +138,7 @@ class RecordingMode(ProxyTorchDispatchMode):
         return meta_cache.MISS
 
     def record_view(self, op: Any, value: FakeTensor, args: tuple[Any, ...], result: FakeTensor) -> bool:
-        """Add the node ``op(value, *args)`` for a result that exists. False if sizes or data prevent it."""
+        """Add the node ``op(value, *args)`` for a result that exists. False if sizes or data prevent that."""
         source = self.tracer.tensor_tracker.node(value)
         if source is None or is_symbolic(result) or is_symbolic(value):
             return record_view(self, op, value, args, result)
@@ -147,7 +147,7 @@ class RecordingMode(ProxyTorchDispatchMode):
         return True
 
     def op_node(self, op: Any, args: Sequence[Any], kwargs: Any) -> Node:
-        """Add the node of an op that gives a number, which is not run."""
+        """Add the node of an op that returns a number, without running the op."""
         node = op_node(self.tracer, op, args, kwargs)
         self._added(node, observed=True)
         return node
@@ -165,7 +165,7 @@ class RecordingMode(ProxyTorchDispatchMode):
                 track(self.tracer, leaf, partial(self.item_of, node, index, shown[index]))
 
     def item_of(self, node: Node, index: int, shown: FakeTensor | None) -> Node:
-        """One result of several, made when it is used: most programs use one."""
+        """The node of one result of several, made on first use: most programs use one."""
         graph, before = self.tracer.graph, node
         while _result_index(before.next, node) < index:
             before = before.next
@@ -180,9 +180,9 @@ class RecordingMode(ProxyTorchDispatchMode):
         return self._added(node, observed=observed) or node
 
     def _added(self, node: Node, *, observed: bool) -> Node | None:
-        """A node was added. Gives another one, where its results stand for that.
+        """Annotate a new node. Returns another node if the results stand for that one.
 
-        ``observed``: whether nodes of such an op are observed.
+        ``observed``: whether nodes of this op are observed.
         """
         self._annotate(node)
         if observed or self._observed or torch.get_default_dtype() is not self._default_dtype:
@@ -195,7 +195,7 @@ class RecordingMode(ProxyTorchDispatchMode):
         node.meta["val"] = out if out is None else self.factory.snapshot(out)
 
     def _dispatch(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """As ``make_fx`` does it."""
+        """Dispatch an op as ``make_fx`` does."""
         if func is _IS_COALESCED:
             return is_coalesced(args[0])
         last = last_node(self)
@@ -208,12 +208,12 @@ class RecordingMode(ProxyTorchDispatchMode):
             if node is last:
                 break
             if node.target is not operator.getitem or node.meta.keys().isdisjoint(ORIGIN):
-                # All but results of earlier ops that are among the new nodes.
+                # Not for results of earlier ops, which are among the new nodes.
                 self._stand_for(node, self._added(node, observed=True), out)
         return out
 
     def _stand_for(self, node: Node, other: Node | None, out: Any) -> None:
-        """Have the results of a node stand for another node."""
+        """Make the results of a node stand for another node."""
         if other is None:
             return
         node.replace_all_uses_with(other)
@@ -223,6 +223,6 @@ class RecordingMode(ProxyTorchDispatchMode):
 
 
 def _result_index(item: Node, node: Node) -> int:
-    """The index of the result that an item takes of a node; any other node sorts last."""
+    """The index of the result of ``node`` that ``item`` takes; any other node sorts last."""
     args: Any = item.args
     return args[1] if item.target is operator.getitem and args[0] is node else sys.maxsize

@@ -1,10 +1,10 @@
 """The elements of sparse tensors with a data-dependent number of them: a symbol stands for that number.
 
-A fake tensor in COO layout says that it has no elements. Those that are asked for have the size of a symbol, the same
-for a tensor's indices and values, for what is made of such, and for what `sparse_mask` picks by it.
+A fake tensor in COO layout reports no elements. Here a symbol is the size of its indices and of its values, and of
+tensors that are made of these, or by `sparse_mask` with the tensor as the mask.
 
 Guarantees: a tensor without such elements is left to torch. Limits: other layouts. The number of elements of an
-operator's result is a symbol of its own, equal to another one where the program relies on that; whether elements are
+operator's result is a symbol of its own, equal to another symbol where the program relies on that; whether elements are
 coalesced is data-dependent.
 """
 
@@ -25,30 +25,30 @@ aten = torch.ops.aten
 
 @dataclass
 class _Elements:
-    """What is known of the elements of a tensor."""
+    """What the trace knows of the elements of a tensor."""
 
-    count: Any = None  # a symbol, once it was asked for
-    coalesced: bool = False  # whether that is sure
+    count: Any = None  # a symbol, once the program has read it
+    coalesced: bool = False  # whether they surely are
 
 
 _ELEMENTS: Any = WeakIdKeyDictionary()  # by fake tensor
 
 
 def _elements(tensor: Any) -> _Elements:
-    found: _Elements | None = _ELEMENTS.get(tensor)
-    if found is None:
-        found = _ELEMENTS[tensor] = _Elements()
-    return found
+    elements: _Elements | None = _ELEMENTS.get(tensor)
+    if elements is None:
+        elements = _ELEMENTS[tensor] = _Elements()
+    return elements
 
 
 def _count(tensor: Any) -> Any:
-    known = _elements(tensor)
-    if known.count is None:
+    elements = _elements(tensor)
+    if elements.count is None:
         from functionalize._torch.symbols.symbols import assume  # here: loads sympy
 
-        known.count = tensor.fake_mode.shape_env.create_unbacked_symint()
-        assume(known.count >= 0)
-    return known.count
+        elements.count = tensor.fake_mode.shape_env.create_unbacked_symint()
+        assume(elements.count >= 0)
+    return elements.count
 
 
 def _indices(tensor: Any) -> Any:
@@ -65,10 +65,10 @@ def _values(tensor: Any) -> Any:
 
 
 def is_coalesced(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is coalesced, where a program asks; for unknown elements it is data-dependent.
+    """Whether a tensor is coalesced, for a program that asks; data-dependent if the elements are unknown.
 
     Raises:
-        DataDependentOutputException: the trace does not answer for the data.
+        DataDependentOutputException: the trace does not answer data-dependent questions.
     """
     if not isinstance(tensor, FakeTensor) or not has_unknown_elements(tensor):
         return tensor.is_coalesced()
@@ -82,7 +82,7 @@ def is_coalesced(tensor: torch.Tensor) -> bool:
 
 
 def take_as_coalesced(tensor: torch.Tensor) -> None:
-    """Have a tensor of unknown elements count as coalesced: who gives it at run time coalesces it."""
+    """Treat a tensor of unknown elements as coalesced: whoever passes it at run time coalesces it."""
     _elements(tensor).coalesced = True
 
 
@@ -104,7 +104,7 @@ def _sparse_mask(tensor: Any, mask: Any) -> Any:
 
 
 def _made(sparse_dim: int, dense_dim: int, size: Any, like: Any, elements: _Elements) -> Any:
-    """A tensor of unknown elements; ``like``: one of its dtype, on its device."""
+    """A tensor of unknown elements, with the dtype and the device of ``like``."""
     options = {"dtype": like.dtype, "layout": torch.sparse_coo, "device": like.device}
     made: Any = aten._sparse_coo_tensor_with_dims.default(sparse_dim, dense_dim, size, **options)
     _ELEMENTS[made] = elements
