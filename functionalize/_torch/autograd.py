@@ -1,6 +1,6 @@
-"""What torch's autograd and its partitioners keep private.
+"""Private parts of torch's autograd and of its partitioners.
 
-Invariant: the partitioners are imported by those who ask for gradients of a captured program: they load sympy.
+Invariant: the partitioners, which load sympy, are imported only for gradients of a captured program.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from torch.utils.checkpoint import CheckpointFunction, _CheckpointFrame
 from functionalize.patches import Patch, Patches
 
 # A tensor as autograd saves it for a backward: through the hooks on saved tensors, and with a check of its version when
-# it is unpacked. `save_for_backward` does the same for all at once, and then also checks those that are not used.
+# it is unpacked. `save_for_backward` saves all at once, and later also checks those that are not used.
 SavedTensor: Any = torch._C._autograd.SavedTensor
 make_saved_tensor: Callable[[torch.Tensor, bool], Any] = torch._C._autograd._make_saved_tensor
-# Whether the backward pass that runs was asked for with `retain_graph`.
+# Whether the running backward was called with `retain_graph`.
 keeps_graph: Callable[[], bool] = torch._C._autograd._get_current_graph_task_keep_graph
-# What sets grad mode, for whoever does.
+# The function by which all code sets grad mode.
 SET_GRAD_MODE: Callable[[bool], None] = torch._C._set_grad_enabled
 # Whether a tensor is a batch of gradients, as `torch.autograd.grad(..., is_grads_batched=True)` passes them.
 is_batch_of_gradients: Callable[[torch.Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor
 
 
 def functions_noted(note: Callable[[type, tuple[Any, ...], dict[str, Any]], None]) -> Patches:
-    """While it is entered, tell ``note`` of each `autograd.Function` of others that is applied, and its arguments."""
+    """While entered, call ``note`` with each applied `autograd.Function` that is not ours, and its arguments."""
 
     def noting(before: Any) -> Any:
         def apply(function: type, *args: Any, **kwargs: Any) -> Any:
@@ -49,9 +49,9 @@ def functions_noted(note: Callable[[type, tuple[Any, ...], dict[str, Any]], None
 
 
 def has_node_hooks(leaf: torch.Tensor) -> bool:
-    """Whether Python has hooks on the function of autograd that adds up a leaf's gradient.
+    """Whether Python has hooks on the node of autograd that accumulates a leaf's gradient.
 
-    Only the dict that a handle of one more hook refers to shows it.
+    Only the dict that the handle of an added hook refers to shows them.
     """
     node: Any = get_gradient_edge(leaf).node
     for register in (node.register_hook, node.register_prehook):
@@ -63,11 +63,11 @@ def has_node_hooks(leaf: torch.Tensor) -> bool:
     return False
 
 
-DELAYED_ERROR = "torch::autograd::Error"  # the function of autograd's that raises, of `autograd_not_implemented` too
+DELAYED_ERROR = "torch::autograd::Error"  # autograd's node that raises, also for `autograd_not_implemented`
 
 
 def delayed_error(function: Any) -> str:
-    """What the error says that such a function raises."""
+    """The message of the error that a node named ``DELAYED_ERROR`` raises."""
     try:
         function(None)
     except RuntimeError as error:
@@ -76,7 +76,7 @@ def delayed_error(function: Any) -> str:
 
 
 def without_formula(function: Any) -> str | None:
-    """What the error says that a function of autograd's raises, where it is of a custom operator without a formula."""
+    """The message of the error that autograd's node of a custom operator without a formula raises; None for others."""
     from torch._library.custom_ops import OPDEFS  # the operators made by `torch.library.custom_op`, by name
 
     name = function.name()
@@ -90,7 +90,7 @@ def without_formula(function: Any) -> str | None:
 
 
 def leave_gradient(tensor: torch.Tensor, gradient: torch.Tensor | None) -> None:
-    """Make a gradient a tensor's own; one may have got another size by now, which an assignment would refuse."""
+    """Set a tensor's gradient, which may have got another size by now: an assignment would refuse that."""
     if gradient is None or (gradient.size() == tensor.size() and gradient.dtype == tensor.dtype):
         tensor.grad = gradient
         return
@@ -114,7 +114,7 @@ def checkpoint_frame() -> Any:
 
 
 def checkpoint_frames_noted(note: Callable[[Any], None]) -> Patches:
-    """While it is entered, call ``note`` with torch's record of each checkpointed region, before the region runs."""
+    """While entered, call ``note`` with torch's record of each checkpointed region, before the region runs."""
 
     def noting(before: Any) -> Any:
         def begin(frame: Any, *args: Any, **kwargs: Any) -> None:
@@ -127,19 +127,19 @@ def checkpoint_frames_noted(note: Callable[[Any], None]) -> Patches:
 
 
 def selected(run_again: Callable[..., None]) -> list[torch.Tensor]:
-    """What selective checkpointing keeps of a region, until this function of a frame runs the region again."""
+    """The tensors that selective checkpointing keeps of a region until ``run_again``, of its frame, runs it again."""
     cells = dict(zip(run_again.__code__.co_freevars, run_again.__closure__ or (), strict=False))
     mode = cells["recompute_context"].cell_contents if "recompute_context" in cells else None
-    kept = getattr(mode, "storage", {}).values()  # of each operator, by how often it was called
+    kept = getattr(mode, "storage", {}).values()  # of each operator, by the number of the call
     values = [value for results in kept for value in tree_leaves(list(results.values()))]
     return [value.val for value in values if isinstance(getattr(value, "val", None), torch.Tensor)]
 
 
 @contextlib.contextmanager
 def outside_of_the_caller() -> Iterator[None]:
-    """Run outside what this thread has set up around: dispatch modes, ``saved_tensors_hooks``, anomaly detection.
+    """Run without this thread's dispatch modes, ``saved_tensors_hooks`` and anomaly detection.
 
-    Backwards run in this thread: that of a device may wait for what captures to end.
+    Backwards run in this thread: a device's thread may wait for the end of a capture.
     """
     grad = torch.autograd
     around = _disable_current_modes(), _without_saved_tensors_hooks()
@@ -149,7 +149,7 @@ def outside_of_the_caller() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_saved_tensors_hooks() -> Iterator[None]:
-    """Outside of those of a checkpointed region, too."""
+    """Run without hooks on saved tensors, also those of a checkpointed region."""
     private: Any = torch._C._autograd
     hooks = list[tuple[Any, Any]]()
     while (innermost := private._top_saved_tensors_default_hooks(False)) is not None:
@@ -176,7 +176,7 @@ def in_reentrant_checkpoint() -> bool:
 
 
 def default_partition_fn() -> Callable[..., Any]:
-    """The partition function that AOTAutograd's backends use: saves as few bytes as it can."""
+    """The partition function that AOTAutograd's backends use, which saves as few bytes as it can."""
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
     return min_cut_rematerialization_partition
@@ -184,10 +184,10 @@ def default_partition_fn() -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def partitioning(joint: torch.fx.GraphModule) -> Iterator[None]:
-    """What partition functions find around them in AOTAutograd; random states are saved as tensors on every device.
+    """The context in which AOTAutograd calls partition functions; random states are saved as tensors on every device.
 
-    Common subexpressions stay as they are: torch's pass takes draws for one that it does not know to be random, and
-    results of operators with several, which the program may return, write, or know of other gradients.
+    Common subexpressions are not eliminated: torch's pass merges draws that it does not know to be random, and results
+    of operators with several, which the program may return or write, or which may have different gradients.
     """
     from torch._functorch import config
     from torch._guards import TracingContext, detect_fake_mode, tracing
@@ -199,6 +199,6 @@ def partitioning(joint: torch.fx.GraphModule) -> Iterator[None]:
 
 
 def module_without_code(root: torch.nn.Module, graph: torch.fx.Graph) -> torch.fx.GraphModule:
-    """A graph as a module whose code is written when it is called; FX keeps the text of all code for good."""
+    """A graph as a module whose code is written when it is called; FX keeps the text of all code forever."""
     with _use_lazy_graph_module(True):
         return _make_graph_module(root, graph)

@@ -1,6 +1,6 @@
-"""Fake tensors whose construction is recorded: what is done to them at any time is intercepted.
+"""Fake tensors whose construction is recorded: every operator on them is intercepted, at any time.
 
-Invariant: no object of the user's is referred to weakly between two operations: torch would refuse to swap it.
+Invariant: between two operations nothing refers weakly to a user's object: torch would refuse to swap it.
 Limits: written against torch 2.13 and 2.15.
 """
 
@@ -23,17 +23,17 @@ from functionalize._torch.tensors import storage_id, storage_key
 from functionalize.patches import Patch, Patches
 from functionalize.refusals.calls import CUDA_IN_FAKE_MODE
 
-Intercept = Callable[[Any, Any, Any], Any]  # what is done: an op, its arguments
+Intercept = Callable[[Any, Any, Any], Any]  # gets an op and its arguments
 
 
 class _Silence(threading.local):
-    """Whether what a thread does is recorded already, or is not to be."""
+    """Whether a thread's operators are not intercepted: they are recorded already, or are not to be."""
 
     value = False
 
 
 class DeferredFakeMode(CaptureFakeMode):
-    """Makes the fake tensors of what is deferred. All of a process are of one mode, so that they can meet."""
+    """Makes deferred tensors. All of a process belong to one mode, so that an operator can take any of them."""
 
     intercept: Intercept | None = None
     copied: Callable[[FakeTensor, dict[int, Any]], Any] | None = None  # by `copy.deepcopy`
@@ -44,7 +44,7 @@ class DeferredFakeMode(CaptureFakeMode):
 
     @contextlib.contextmanager
     def silent(self) -> Iterator[None]:
-        """While what this thread does is recorded already, or is not to be."""
+        """Do not intercept this thread's operators: they are recorded already, or are not to be."""
         before, self._silence.value = self._silence.value, True
         try:
             yield
@@ -53,7 +53,7 @@ class DeferredFakeMode(CaptureFakeMode):
 
     @contextlib.contextmanager
     def of_this_thread(self) -> Iterator[None]:
-        """A capture runs on tensors of this mode: what it does is no part of the construction."""
+        """Run a capture on tensors of this mode, which is not part of the construction."""
         try:
             with self.silent(), super().of_this_thread():
                 yield
@@ -61,7 +61,7 @@ class DeferredFakeMode(CaptureFakeMode):
             self._ended = False
 
     def __deepcopy__(self, memo: Any) -> DeferredFakeMode:
-        """Copies of fake tensors are of the same mode."""
+        """Copies of fake tensors belong to the same mode."""
         return self
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -80,7 +80,7 @@ def new_deferred_mode(metas: Mapping[Any, Callable[..., Any]]) -> DeferredFakeMo
     """The mode of a recording."""
     table: Any = attrgetter("_deepcopy_dispatch")(copy)
     table[FakeTensor] = _copied
-    return new_fake_mode(symbolic=False, metas=metas, kind=DeferredFakeMode)
+    return new_fake_mode(symbolic=False, metas=metas, mode_type=DeferredFakeMode)
 
 
 def _copied(tensor: FakeTensor, memo: dict[int, Any]) -> Any:
@@ -91,14 +91,14 @@ def _copied(tensor: FakeTensor, memo: dict[int, Any]) -> Any:
 
 
 def in_place_of(places: Sequence[tuple[Any, str]], call: Callable[..., Any]) -> Patches:
-    """Have this thread call a function where torch has another; it is passed that one, and the arguments."""
+    """Have this thread call ``call`` in place of torch's functions; it gets the replaced function and the arguments."""
     return Patches([Patch(owner, name, functools.partial(functools.partial, call)) for owner, name in places])
 
 
-def exchange(one: FakeTensor, two: FakeTensor) -> None:
-    """Exchange two tensor objects, whoever refers to them."""
-    torch._C._swap_tensor_impl(one, two)
-    one.__dict__, two.__dict__ = two.__dict__, one.__dict__
+def exchange(first: FakeTensor, second: FakeTensor) -> None:
+    """Exchange two tensor objects, for everything that refers to them."""
+    torch._C._swap_tensor_impl(first, second)
+    first.__dict__, second.__dict__ = second.__dict__, first.__dict__
 
 
 def placed(
@@ -108,7 +108,7 @@ def placed(
     dtype: torch.dtype,
     device: torch.device,
 ) -> FakeTensor:
-    """A fake tensor at a place, size, strides and offset, of a storage of fake tensors."""
+    """A fake tensor in a storage of fake tensors. ``layout``: size, strides and offset."""
     size, stride, offset = layout
     with below_dispatch():
         element = torch.empty(0, dtype=dtype, device="meta").set_(storage, offset, size, stride)
@@ -116,25 +116,25 @@ def placed(
 
 
 def forget_tensors(tracer: Any, mode: FakeTensorMode) -> list[tuple[FakeTensor, Any]]:
-    """Have a tracer and a mode refer to no tensor any more; those fake ones that live on, and what they stood for."""
+    """Drop a tracer's and a mode's references to tensors. Returns the fake tensors in use, and what they stood for."""
     tracker, tracer.tensor_tracker = tracer.tensor_tracker, TensorTracker()
     converter = mode.fake_tensor_converter
-    known: Any = converter.constant_storage_mapping
-    for references in known.values():
+    constants: Any = converter.constant_storage_mapping
+    for references in constants.values():
         for reference in references:
             if (fake := reference()) is not None:
                 fake.constant = None
-    known.clear()
+    constants.clear()
     meta: Any = converter.meta_converter
     for memo in (meta.tensor_memo, meta.storage_memo, meta.describer.lookup_tensor, meta.describer.lookup_storage):
         memo.clear()
-    found = [(tensor, tracker[tensor]) for tensor in tracker if isinstance(tensor, FakeTensor)]
+    tracked = [(tensor, tracker[tensor]) for tensor in tracker if isinstance(tensor, FakeTensor)]
     tracker.clear()
-    return found
+    return tracked
 
 
 def real_data(fake: FakeTensor) -> torch.Tensor | None:
-    """The real tensor whose memory a fake one was given by ``.data =``, which torch does behind every mode."""
+    """The real tensor whose memory a fake one got by ``.data =``, which no mode sees; None if it got none."""
     if fake.layout is not torch.strided or fake.untyped_storage().device.type == "meta":
         return None
     storage = fake.untyped_storage()
@@ -144,23 +144,23 @@ def real_data(fake: FakeTensor) -> torch.Tensor | None:
 
 
 def give_data(fake: FakeTensor, source: FakeTensor) -> None:
-    """Have a fake tensor take the memory of another."""
+    """Give a fake tensor the memory of another."""
     with below_dispatch():
         fake.data = source
 
 
 def users_of(storage: torch.UntypedStorage) -> int:
-    """How many tensors, and objects like this one, a storage has."""
+    """How many tensors and storage objects use a storage."""
     return int(torch._C._storage_Use_Count(storage_id(storage)))
 
 
 def is_sole_user(tensor: torch.Tensor) -> bool:
-    """Whether only this tensor has its memory."""
+    """Whether a tensor is the only user of its storage; False for inference tensors."""
     return int(torch._C._storage_Use_Count(storage_key(tensor))) == 1 and not tensor.is_inference()
 
 
 def become(lazy: Any, fake: FakeTensor) -> None:
-    """Make an uninitialized parameter or buffer the fake tensor that it is initialized with."""
+    """Turn an uninitialized parameter or buffer into the fake tensor that initializes it."""
     parameter, requires_grad = isinstance(lazy, torch.nn.Parameter), lazy.requires_grad
     torch._C._swap_tensor_impl(lazy, fake)
     lazy.__class__, attributes = FakeTensor, fake.__dict__
@@ -181,7 +181,7 @@ def attributes_of_users(fake: FakeTensor) -> dict[str, Any]:
 
 
 def take_place(fake: Any, real: torch.Tensor) -> bool:
-    """Make a fake tensor object the real tensor, wherever it stands; False where autograd refers to it."""
+    """Turn a fake tensor object into the real tensor, for all that refers to it; False if autograd refers to it."""
     if fake._use_count() > 1:
         return False
     torch._C._swap_tensor_impl(fake, real)
@@ -192,10 +192,10 @@ def take_place(fake: Any, real: torch.Tensor) -> bool:
 
 
 class PlainFakeMode(FakeTensorMode):
-    """Torch's mode; ``fake_cuda``: whether it makes tensors of devices that are not there."""
+    """Torch's mode; ``fake_cuda``: whether it makes tensors on CUDA devices that the machine lacks."""
 
     def __init__(self, *, fake_cuda: bool) -> None:
-        super().__init__(allow_non_fake_inputs=True)  # real tensors that a program has from outside
+        super().__init__(allow_non_fake_inputs=True)  # real tensors from outside of the program
         self._refuses_cuda = not (fake_cuda or torch.cuda.is_available())
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -1,6 +1,6 @@
-"""Operators, what torch knows of them, and the dispatch modes that they reach: which are active, how to go below.
+"""Operators, torch's facts about them, and dispatch modes: which are active, and how to run below them.
 
-Invariant: what is taken off the stack of modes is put back, also after an error. Limits: the modes of one thread.
+Invariant: a mode that is popped is pushed again, also after an error. Limits: the modes of one thread.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from torch._higher_order_ops.auto_functionalize import (  # the graph form of a 
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # no public path to either
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode  # the mode of `make_fx`, which has no public name
-from torch.overrides import _get_current_function_mode_stack  # what stands below a mode for calls of functions
+from torch.overrides import _get_current_function_mode_stack  # the modes below a mode for calls of functions
 from torch.utils._python_dispatch import (  # a mode must know which modes run below it
     TorchDispatchMode,
     _disable_current_modes,
     _pop_mode,
     _push_mode,
 )
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as mode_stack  # those active, bottom first
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as mode_stack  # active modes, bottom first
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 OpOverload = torch._ops.OpOverload  # the type of every op; torch.ops has no public name for it
 HigherOrderOperator = torch._ops.HigherOrderOperator
-DisableTorchFunction = torch._C.DisableTorchFunction  # the public one silences subclasses only, not modes
-below_dispatch = torch._C._DisableTorchDispatch  # the kernels themselves, whatever modes and subclasses there are
+DisableTorchFunction = torch._C.DisableTorchFunction  # the public class silences subclasses only, not modes
+below_dispatch = torch._C._DisableTorchDispatch  # the kernels themselves, below all modes and subclasses
 
 
 @cache
 def counts_versions(op: OpOverload) -> bool:
-    """Whether an op that writes has grown the version counters of what it writes before modes see it, or never does."""
-    if op.namespace == "aten":  # of those without such a kernel only the `foreach` ones call others that have one
+    """Whether a mutating op has bumped the version counters of its tensors before modes see it, or never does."""
+    if op.namespace == "aten":  # of ops without that kernel only the `foreach` ones call ops with it
         return not op.name().startswith("aten::_foreach_")
     return _has_kernel_above_modes(op)
 
@@ -60,7 +60,7 @@ def followed_inside(op: OpOverload, device: torch.device) -> bool:
     backend, dispatcher = device.type.upper(), torch._C
     for key in (f"Autograd{backend}", "Autograd", "CompositeImplicitAutograd"):
         if hasattr(dispatcher.DispatchKey, key) and dispatcher._dispatch_has_kernel_for_dispatch_key(op.name(), key):
-            python = {f"{op.name().replace('::', '/')}/{one}" for one in (backend, "CompositeExplicitAutograd")}
+            python = {f"{op.name().replace('::', '/')}/{name}" for name in (backend, "CompositeExplicitAutograd")}
             falls = dispatcher._dispatch_kernel_for_dispatch_key_is_fallthrough(op.name(), key)
             return bool(falls) and not python.isdisjoint(torch.library._impls)
     return True
@@ -68,7 +68,7 @@ def followed_inside(op: OpOverload, device: torch.device) -> bool:
 
 @contextlib.contextmanager
 def above_autograd() -> Iterator[None]:
-    """As before a mode sees an op: autograd, and what counts versions, see the calls."""
+    """Run as above all modes: autograd and version counters see the calls."""
     above = torch._C.DispatchKeySet(torch._C.DispatchKey.AutogradFunctionality)
     above = above.add(torch._C.DispatchKey.ADInplaceOrView)
     excluded = torch._C._dispatch_tls_local_exclude_set() - above
@@ -77,7 +77,7 @@ def above_autograd() -> Iterator[None]:
 
 
 def kernel_of(op: OpOverload, tensors: Sequence[torch.Tensor]) -> Callable[..., Any]:
-    """The kernel of an op for such tensors, as what autograd has for the op calls it."""
+    """The kernel of an op for these tensors, as autograd's kernel of the op calls it."""
     keys = functools.reduce(operator.or_, map(torch._C._dispatch_keys, tensors)) & torch._C._after_autograd_keyset
     counter = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
     return partial(op.redispatch, keys if _has_kernel_above_modes(op) else keys - counter)
@@ -89,7 +89,7 @@ def identity_of(generator: torch.Generator) -> int:
 
 
 def uncompiled(func: Function) -> Function:
-    """Have Dynamo compile neither a function nor what it calls: at no cost, where ``disable`` wraps the function."""
+    """Have Dynamo compile neither a function nor what it calls, without the cost of a wrapper as by ``disable``."""
     code: Any = func.__code__
     frames = torch._C._dynamo.eval_frame
     skip = frames._FrameAction.SKIP
@@ -98,18 +98,18 @@ def uncompiled(func: Function) -> Function:
 
 
 def functionalized_outside() -> bool:
-    """Whether AOTAutograd functionalizes what runs here: its tensors are handles of its own."""
+    """Whether AOTAutograd functionalizes the running program, whose tensors are handles of AOTAutograd's then."""
     return torch._C._get_dispatch_mode(ModeKey.FUNCTIONAL) is not None
 
 
-# The mode that makes fake tensors here, if one does.
+# The mode that makes fake tensors now; None outside of such modes.
 current_fake_mode: Callable[[], FakeTensorMode | None] = partial(torch._C._get_dispatch_mode, ModeKey.FAKE)
-# The mode of the ``make_fx`` that traces us, if one does.
+# The mode of the ``make_fx`` that traces us; None if we are not traced.
 current_proxy_mode: Callable[[], ProxyTorchDispatchMode | None] = partial(torch._C._get_dispatch_mode, ModeKey.PROXY)
 
 
 def below_all_modes(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Run ``func`` where no mode is active, and no kernel in Python stands for one of C++."""
+    """Run ``func`` without modes, and without kernels in Python in place of those in C++."""
     with _disable_current_modes(), torch._C._DisablePythonDispatcher():
         return func(*args, **kwargs)
 
@@ -136,7 +136,7 @@ def on_handles(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, 
 
 @contextlib.contextmanager
 def uncached_fakes(handles: Sequence[torch.Tensor]) -> Iterator[None]:
-    """FakeTensor's cache replays what an op returned, but not that it resized an ``out=`` argument."""
+    """Run without FakeTensor's cache, which replays an op's results, but not that it resized an ``out=`` argument."""
     before = {h.fake_mode: h.fake_mode.cache_enabled for h in handles if isinstance(h, FakeTensor)}
     for mode in before:
         mode.cache_enabled = False
@@ -149,7 +149,7 @@ def uncached_fakes(handles: Sequence[torch.Tensor]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def below_autograd() -> Iterator[None]:
-    """As inside ``__torch_dispatch__``: no autograd, autocast, functorch level or version counter sees the calls."""
+    """Run as in ``__torch_dispatch__``: autograd, autocast, functorch and version counters do not see the calls."""
     above = torch._C.DispatchKeySet(torch._C.DispatchKey.FuncTorchDynamicLayerFrontMode)
     above = above.add(torch._C.DispatchKey.FuncTorchDynamicLayerBackMode)
     with torch._C._ExcludeDispatchKeyGuard(above), torch._C._AutoDispatchBelowADInplaceOrView(), without_autocast():
@@ -158,15 +158,15 @@ def below_autograd() -> Iterator[None]:
 
 @contextlib.contextmanager
 def below_mode(mode: Any) -> Iterator[None]:
-    """As if an active mode, and those that were entered after it, were not there."""
+    """Run without an active mode, and without those that were entered after it."""
     popped = []
     while mode in mode_stack():
         popped.append(_pop_mode())
     try:
         yield
     finally:
-        for one in reversed(popped):
-            _push_mode(one)
+        for popped_mode in reversed(popped):
+            _push_mode(popped_mode)
 
 
 def direct_call(op: Any) -> Callable[..., Any]:
@@ -181,26 +181,26 @@ def direct_call(op: Any) -> Callable[..., Any]:
 _namespaces = ("_VariableFunctions", "_nn", "_special", "_linalg", "_fft", "TensorBase")
 BINDINGS = tuple(getattr(torch._C, name) for name in _namespaces)
 
-# Graphs of operators below autocast must not be cast again.
+# Operators that were recorded below autocast must not be cast again.
 without_autocast: Callable[[], Any] = torch._C._DisableAutocast
-# What Dynamo's graphs call where a region of autocast begins.
+# What Dynamo's graphs call at the start of an autocast region.
 ENTER_AUTOCAST: Any = torch.amp.autocast_mode._enter_autocast
 any_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled  # on some device
 BelowAutograd = torch._C._AutoDispatchBelowAutograd  # autograd does not see what runs, version counters do
-BelowVersions = torch._C._AutoDispatchBelowADInplaceOrView  # neither of the two does
+BelowVersions = torch._C._AutoDispatchBelowADInplaceOrView  # neither sees it
 
 
 def counting_versions() -> contextlib.AbstractContextManager[Any]:
-    """As before a mode sees an op: the kernels that it is made of grow the version counters of what they write."""
+    """Run as above all modes: the kernels that a composite op calls bump version counters."""
     counter = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
     excluded = torch._C._dispatch_tls_local_exclude_set() - counter
     return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded)
 
 
 def as_before_modes(op: OpOverload) -> contextlib.AbstractContextManager[Any]:
-    """In inference mode, where composite ops come to a mode first: so that what they call meets the kernels for views.
+    """In inference mode, where modes see composite ops first: run the view kernels of the ops that these call.
 
-    Some have such a kernel themselves, which has been met by then.
+    Some composite ops have a view kernel themselves, which has run by then.
     """
     met = not torch.is_inference_mode_enabled() or _has_kernel_above_modes(op)
     return contextlib.nullcontext() if met else counting_versions()
@@ -212,7 +212,7 @@ def has_symbols(modes: Sequence[TorchDispatchMode]) -> bool:
 
 
 def symbols_in_making(modes: Sequence[TorchDispatchMode]) -> Mapping[Any, Any]:
-    """The symbols that fake tensors of plain sizes get while a program runs, from data: by now, and later."""
+    """The ranges of data-dependent symbols, in a mode of plain sizes: it grows while the program runs."""
     for mode in modes:
         if isinstance(mode, FakeTensorMode) and mode.static_shapes and mode.shape_env is not None:
             ranges: Mapping[Any, Any] = mode.shape_env.var_to_range
@@ -221,7 +221,7 @@ def symbols_in_making(modes: Sequence[TorchDispatchMode]) -> Mapping[Any, Any]:
 
 
 def indices_stay_tensors() -> bool:
-    """Whether a body of `flex_attention` is traced: torch has its indices by tensors computed, not read from data."""
+    """Whether a body of `flex_attention` is traced: torch indexes by tensors there, without reading their data."""
     return any(type(mode).__name__ == "TransformGetItemToIndex" for mode in _get_current_function_mode_stack())
 
 
@@ -241,7 +241,7 @@ def in_forward_ad() -> bool:
 
 
 def has_tangent(value: Any) -> bool:
-    """Whether it is a tensor that carries a tangent, inside of ``dual_level``."""
+    """Whether a value is a tensor that carries a tangent, inside of ``dual_level``."""
     return isinstance(value, torch.Tensor) and forward_ad.unpack_dual(value).tangent is not None
 
 
@@ -250,14 +250,14 @@ TensorGuards = torch._C._dynamo.guards.TensorGuards  # compares class, dispatch 
 
 
 def function_modes() -> int:
-    """How many ``TorchFunctionMode``s are active; a default device is one."""
+    """How many ``TorchFunctionMode``s are active; a default device is such a mode."""
     count: int = torch._C._len_torch_function_stack()
     return count
 
 
 @contextlib.contextmanager
 def kernels_alone() -> Iterator[None]:
-    """As in a thread of its own: kernels run on real tensors, whatever modes, fake kernels and autocast are active."""
+    """Run as in a new thread: kernels on real tensors, without modes, fake kernels and autocast."""
     with (
         _disable_current_modes(),
         DisableTorchFunction(),
@@ -271,12 +271,12 @@ def kernels_alone() -> Iterator[None]:
 @cache
 def _keys_of_a_thread() -> tuple[Any, Any]:
     """The dispatch keys that a new thread includes and excludes."""
-    found: list[Any] = []
+    keys: list[Any] = []
 
-    def look() -> None:
-        found.extend((torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()))
+    def read() -> None:
+        keys.extend((torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()))
 
-    thread = threading.Thread(target=look)
+    thread = threading.Thread(target=read)
     thread.start()
     thread.join()
-    return found[0], found[1]
+    return keys[0], keys[1]

@@ -1,6 +1,6 @@
-"""What a Dynamo backend needs of torch's compiler stack.
+"""The parts of torch's compiler stack that a Dynamo backend needs.
 
-Invariant: imported by the Dynamo backend alone: ``torch._dynamo`` takes seconds to load. Limits: plain tensors.
+Invariant: only the Dynamo backend imports this: ``torch._dynamo`` takes seconds to load. Limits: plain tensors.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from functionalize._torch.fakes import new_fake_mode
 from functionalize._torch.symbols.sizes import hint_of
 from functionalize._torch.tensors import is_view_to_autograd, storage_key
 
-_FLOATING = {5: torch.float16, 6: torch.float32, 7: torch.float64, 15: torch.bfloat16}  # as a guard writes them
+_FLOATING = {5: torch.float16, 6: torch.float32, 7: torch.float64, 15: torch.bfloat16}  # by their numbers in a guard
 
 
 def default_dtype_before() -> torch.dtype:
-    """The default dtype under which calls of the graph that Dynamo found begin: by now it is as they leave it."""
+    """The default dtype at the start of a call of Dynamo's graph; the current one is that at its end."""
     guard: Any = convert_frame.initial_global_state
     if guard is None:
         return torch.get_default_dtype()
@@ -37,7 +37,7 @@ def default_dtype_before() -> torch.dtype:
 
 
 def in_compiled_autograd() -> bool:
-    """Whether what is compiled is a backward that torch's compiled autograd found: a graph of autograd's own nodes."""
+    """Whether torch's compiled autograd has a backward compiled: a graph of autograd's own nodes."""
     return bool(compiled_autograd.in_compiled_autograd_region)
 
 
@@ -47,12 +47,12 @@ def to_fakes(inputs: Sequence[Any]) -> tuple[FakeTensorMode, list[Any]]:
     mode = (context.fake_mode if context is not None else None) or detect_fake_mode(list(inputs))
     static = mode is None
     mode = mode or new_fake_mode(symbolic=False)
-    known = context.tensor_to_context if context is not None else {}
+    contexts = context.tensor_to_context if context is not None else {}
 
     def fake(value: Any) -> Any:
         if not isinstance(value, torch.Tensor) or (isinstance(value, FakeTensor) and value.fake_mode is mode):
             return value
-        symbols = known.get(value)
+        symbols = contexts.get(value)
         source = None if symbols is None else symbols.tensor_source
         shapes = True if static else None
         return mode.from_tensor(
@@ -63,14 +63,15 @@ def to_fakes(inputs: Sequence[Any]) -> tuple[FakeTensorMode, list[Any]]:
 
 
 def known_number(fake: Any) -> bool:
-    """Whether Dynamo knows a tensor to hold a number that differs from call to call: it makes such of Python's."""
+    """Whether a tensor holds a number that differs from call to call: Dynamo passes numbers of Python's so."""
     return isinstance(fake, FakeTensor) and fake.device.type == "cpu" and fake.item_memo is not None
 
 
 def of_sizes(fakes: Sequence[Any], sizes: Mapping[int, tuple[Any, Any]]) -> tuple[FakeTensorMode, list[Any]] | None:
-    """Fake tensors of another mode, without symbols: of sizes and strides that are given by position, or of their own.
+    """Fake tensors of another mode, without symbols, with the sizes and strides that ``sizes`` has by position.
 
-    Numbers, and tensors that hold one, have the number in it. None where this does not describe all of a fake tensor.
+    For numbers, and tensors that hold a number, ``sizes`` has the number first. Tensors that it lacks keep their sizes.
+    None if size and strides do not describe some fake tensor completely.
     """
     tensors = [fake for fake in fakes if isinstance(fake, FakeTensor)]
     plain = (
@@ -99,7 +100,7 @@ def of_sizes(fakes: Sequence[Any], sizes: Mapping[int, tuple[Any, Any]]) -> tupl
 
 
 def _without_lost_base(value: Any) -> Any:
-    """A view whose base has got another storage, as a tensor of its own: torch would make them share memory again."""
+    """A tensor in place of a view whose base got another storage: torch would make the two share memory again."""
     base = value._base if isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor) else None
     if base is None or storage_key(base) == storage_key(value):
         return value
@@ -107,7 +108,7 @@ def _without_lost_base(value: Any) -> Any:
 
 
 def alias_of(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor over the memory of a fake one, with the number that Dynamo knows it to hold."""
+    """A tensor over the memory of a fake one, with the number that it holds for Dynamo."""
     alias = tensor.detach().requires_grad_(tensor.requires_grad)
     if isinstance(tensor, FakeTensor) and isinstance(alias, FakeTensor) and tensor.item_memo is not None:
         alias.item_memo = tensor.item_memo
@@ -116,7 +117,7 @@ def alias_of(tensor: torch.Tensor) -> torch.Tensor:
 
 @contextlib.contextmanager
 def sizes_by_data(mode: FakeTensorMode) -> Iterator[None]:
-    """Where sizes may be data-dependent: Dynamo breaks its graphs there, but their backwards may have such sizes."""
+    """Allow data-dependent sizes: Dynamo breaks its graphs at them, but backwards of its graphs may have them."""
     environment = mode.shape_env
     if environment is None:
         yield
@@ -129,48 +130,48 @@ def sizes_by_data(mode: FakeTensorMode) -> Iterator[None]:
         environment.settings = before
 
 
-_guards = weakref.WeakKeyDictionary[Any, int]()  # how many an environment of symbols had
+_guards = weakref.WeakKeyDictionary[Any, int]()  # how many guards an environment of symbols had
 
 
 def has_new_guards(mode: FakeTensorMode) -> bool:
-    """Whether more is taken for granted of the symbols of a mode than when this was asked first."""
+    """Whether a mode's symbols have more guards than at the first call of this function."""
     environment = mode.shape_env
-    known = 0 if environment is None else len(environment.guards)
-    return environment is not None and _guards.setdefault(environment, known) != known
+    count = 0 if environment is None else len(environment.guards)
+    return environment is not None and _guards.setdefault(environment, count) != count
 
 
 def asks_version(node: torch.fx.Node) -> bool:
-    """Whether a node of Dynamo's asks for the version of a tensor, to compute with it."""
+    """Whether a node of Dynamo's reads the version of a tensor, to compute with it."""
     return node.target is _tensor_version and not keeps_version(node)
 
 
 def keeps_version(node: torch.fx.Node) -> bool:
-    """Whether a node of Dynamo's asks for a version only for it to be set back."""
+    """Whether a node of Dynamo's reads a version only to set it back."""
     return node.target is _tensor_version and all(user.target is _unsafe_set_version_counter for user in node.users)
 
 
 def asks_base(node: torch.fx.Node) -> bool:
-    """Whether a node of Dynamo's asks of what an input is a view, and it is one."""
+    """Whether a node of Dynamo's reads the ``_base`` of an input that is a view."""
     asked = node.all_input_nodes if node.target is getattr and node.args[1:] == ("_base",) else []
     values = [source.meta.get("example_value") for source in asked if source.op == "placeholder"]
     return any(isinstance(value, torch.Tensor) and is_view_to_autograd(value) for value in values)
 
 
 def leaves_inference_mode(graph: torch.fx.Graph) -> bool:
-    """Whether a graph sets inference mode off; Dynamo compiles for calls in that mode and others alike."""
+    """Whether a graph turns inference mode off; Dynamo uses one graph for calls in that mode and outside of it."""
     entered = graph.find_nodes(op="call_function", target=torch.autograd.grad_mode._enter_inference_mode)
     return any(node.args[0] is False for node in entered)
 
 
 @contextlib.contextmanager
-def run_apart(mode: FakeTensorMode) -> Iterator[None]:
-    """Where another compiler runs: what it notes of its graph is not taken for what is noted of Dynamo's."""
+def own_tracing_context(mode: FakeTensorMode) -> Iterator[None]:
+    """Run another compiler, whose notes on its graph must not mix with those on Dynamo's."""
     with tracing(TracingContext(mode)), torch.no_grad(), without_autocast():
         yield
 
 
 def note_origin(node: torch.fx.Node) -> None:
-    """Give a node what Dynamo notes of the node that runs: the user's lines, the modules."""
+    """Copy to a node what Dynamo notes of the node that runs: the user's lines, the modules."""
     meta = torch.fx.traceback.get_current_meta()
     for name in ("stack_trace", "nn_module_stack", "source_fn_stack", "custom"):
         if name in meta:

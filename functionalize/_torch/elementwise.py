@@ -1,9 +1,9 @@
-"""How the CPU's elementwise kernels lay out their results, where dimensions have one position or are empty.
+"""The strides that the CPU's elementwise kernels give results with dimensions of size 0 or 1.
 
-Fake tensors treat dimensions of one position as contiguous ones; torch's iterator over elements takes their strides
-as they are. After ``aten/src/ATen/TensorIterator.cpp``.
+Fake tensors treat dimensions of size 1 as contiguous; torch's iterator over elements takes their strides as they are.
+After ``aten/src/ATen/TensorIterator.cpp``.
 
-Limits: sizes and strides that are integers; kernels that go by that iterator, as elementwise ones do.
+Limits: sizes and strides that are integers; kernels that use that iterator, as elementwise kernels do.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from functionalize._torch.dispatch import OpOverload
 from functionalize.ops import traits
 
 Size = tuple[int, ...]
-_NUMBERS = ("self", "other")  # of these a kernel makes tensors
+_NUMBERS = ("self", "other")  # a kernel makes tensors of these arguments
 _CHANNELS_LAST = (1, 3, 2, 0)
 _FAST_ORDERS: Mapping[int, tuple[Sequence[int] | None, ...]] = {0: (None,), 4: (None, _CHANNELS_LAST)}  # by rank
 
 
 def elementwise_strides(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> Size | None:
-    """The strides that a kernel gives a result; None where the fake result has them."""
+    """The strides that a kernel gives a result; None if the fake result has them already."""
     if not isinstance(out, FakeTensor) or out.layout is not torch.strided or not _by_elements(op):
         return None
     size = out.size()
@@ -37,8 +37,8 @@ def elementwise_strides(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any],
     return _strides(op, args, kwargs, out)
 
 
-def is_laid_out_alike(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> bool:
-    """Whether an operator computes by elements, and of these arguments gives a result with the strides of ``out``.
+def gives_strides_of(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> bool:
+    """Whether an operator is elementwise, and its result for these arguments has the strides of ``out``.
 
     The arguments may be on the device ``meta``; ``out`` has their device.
     """
@@ -61,7 +61,7 @@ def _strides(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], out
     if op in traits.GIVES_CONTIGUOUS:
         return _contiguous(size)
     operands = [*_operands(op, args, out)]
-    return _laid_out(size, operands[::-1] if op in traits.SWAPS_OPERANDS else operands)
+    return _strides_of_result(size, operands[::-1] if op in traits.SWAPS_OPERANDS else operands)
 
 
 @functools.lru_cache(maxsize=512)
@@ -72,12 +72,12 @@ def _by_elements(op: OpOverload) -> bool:
 
 
 def _has_plain_strides(tensor: Any) -> bool:
-    """Whether a tensor has strides, which are integers as its sizes are."""
+    """Whether a tensor has strides, and these and its sizes are integers."""
     return tensor.layout is torch.strided and all(type(n) is int for n in (*tensor.size(), *tensor.stride()))
 
 
 def _is_odd(tensor: Any) -> bool:
-    """Whether dimensions of one position have other strides than contiguous ones would."""
+    """Whether dimensions of size 1 have other strides than in a contiguous tensor."""
     if not _has_plain_strides(tensor):
         return False
     size, stride = tensor.size(), tensor.stride()
@@ -85,9 +85,9 @@ def _is_odd(tensor: Any) -> bool:
 
 
 def _operands(op: Any, args: Sequence[Any], out: Any) -> Iterator[tuple[Size, Size]]:
-    """The sizes and strides that the iterator gets: of what has another dtype than it computes in, of a copy."""
-    known = all(isinstance(arg, (torch.Tensor, int, float, complex)) for arg in args)  # no symbols
-    compared = out.dtype is torch.bool and len(args) == 2 and known
+    """The sizes and strides that the iterator gets. Operands of another dtype than it computes in are copied before."""
+    is_plain = all(isinstance(arg, (torch.Tensor, int, float, complex)) for arg in args)  # no symbols
+    compared = out.dtype is torch.bool and len(args) == 2 and is_plain
     computed = torch.result_type(*args) if compared else None if out.dtype is torch.bool else out.dtype
     for arg, declared in zip(args, op._schema.arguments, strict=False):
         if isinstance(arg, torch.Tensor):
@@ -98,7 +98,7 @@ def _operands(op: Any, args: Sequence[Any], out: Any) -> Iterator[tuple[Size, Si
             yield (), ()
 
 
-def _laid_out(size: Size, operands: Sequence[tuple[Size, Size]]) -> Size:
+def _strides_of_result(size: Size, operands: Sequence[tuple[Size, Size]]) -> Size:
     if all(other == size for other, _ in operands):
         for order in _FAST_ORDERS.get(len(size), _FAST_ORDERS[0]):
             if all(_is_contiguous(*operand, order) for operand in operands):
@@ -119,7 +119,7 @@ def _broadcast(size: Size, own: Size, stride: Size) -> Size:
 
 
 def _in_order(size: Size, strides: Sequence[Size]) -> Size:
-    """The strides of what has its elements in the order in which the operands have theirs."""
+    """The strides of a dense result whose dimensions have the order of those of the operands."""
     order = [*reversed(range(len(size)))]
     for last in range(1, len(size)):
         place = last
@@ -130,34 +130,34 @@ def _in_order(size: Size, strides: Sequence[Size]) -> Size:
                 place = before
             elif compared < 0:
                 break
-    found, step = [0] * len(size), 1
+    result, step = [0] * len(size), 1
     if order == [*reversed(range(len(size)))]:
         return _contiguous(size)
     for dim in order:
-        found[dim] = step
+        result[dim] = step
         step *= size[dim]
-    return tuple(found)
+    return tuple(result)
 
 
 def _compared(size: Size, strides: Sequence[Size], inner: int, outer: int) -> int:
     for stride in strides:
-        one, other = stride[inner], stride[outer]
-        if one == 0 or other == 0:
+        inner_stride, outer_stride = stride[inner], stride[outer]
+        if inner_stride == 0 or outer_stride == 0:
             continue
-        if one != other:
-            return -1 if one < other else 1
+        if inner_stride != outer_stride:
+            return -1 if inner_stride < outer_stride else 1
         if size[inner] > size[outer]:
             return 1
     return 0
 
 
 def _contiguous(size: Sequence[int], order: Sequence[int] | None = None) -> Size:
-    """The strides of what is dense in an order of dimensions, innermost first."""
-    found, step = [0] * len(size), 1
+    """The strides of a dense tensor with its dimensions in an order, innermost first."""
+    strides, step = [0] * len(size), 1
     for dim in reversed(range(len(size))) if order is None else order:
-        found[dim] = step
+        strides[dim] = step
         step *= max(size[dim], 1)
-    return tuple(found)
+    return tuple(strides)
 
 
 def _is_contiguous(size: Size, stride: Size, order: Sequence[int] | None) -> bool:
@@ -169,8 +169,8 @@ def _is_dense(size: Size, stride: Size) -> bool:
     if 0 in size:
         return True
     step = 1
-    for one, n in sorted((one, n) for n, one in zip(size, stride, strict=True) if n != 1):
-        if one != step:
+    for own, n in sorted((own, n) for n, own in zip(size, stride, strict=True) if n != 1):
+        if own != step:
             return False
         step *= n
     return True

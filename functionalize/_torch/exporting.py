@@ -1,7 +1,7 @@
-"""What exported programs are made of besides their graphs: fake tensors of a mode of their own, symbols with sources.
+"""Parts of exported programs besides their graphs: fake tensors of a mode of their own, symbols with sources.
 
-Loads sympy. Invariant: a value that is translated has the sizes, strides and symbols that it had; the mode and the
-environment of the symbols that made it are not held. Limits: strided tensors; others are taken as they are.
+Loads sympy. Invariant: a translated value has the sizes, strides and symbols of the original, and does not refer to the
+original's mode and environment of symbols. Limits: strided tensors; others are not translated.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from functionalize._torch.tensors import SYMBOLS
 
 @contextlib.contextmanager
 def without_spec_warnings() -> Iterator[None]:
-    """While torch copies programs of its own: it warns of its own pytree specs then.
+    """While torch copies exported programs: it warns of its own pytree specs then.
 
-    Only these are ignored: filters are those of the process, and another thread may leave these behind.
+    Ignores only these warnings: filters belong to the process, and another thread may leave these behind.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r".*isinstance\(treespec, LeafSpec\)", FutureWarning)
@@ -47,11 +47,11 @@ def without_spec_warnings() -> Iterator[None]:
 
 
 class ExportFakes:
-    """Translates what nodes of one graph say of their values."""
+    """Translates the values in the metadata of one graph's nodes."""
 
     def __init__(self, nodes: Iterable[Node], metas: Mapping[Any, Callable[..., Any]]) -> None:
-        """``metas``: what ops give for which torch's meta kernel is not to be asked, where torch traces them again."""
-        self._old, self._renamed = _environment_of(nodes), dict[Any, Any]()  # expressions that nodes read off
+        """``metas``: meta kernels by op, to replace torch's when torch traces the graph again."""
+        self._old, self._renamed = _environment_of(nodes), dict[Any, Any]()  # expressions of numbers that nodes read
         self.environment = DecidingShapeEnv()
         self.mode = MetasFakeMode(shape_env=self.environment, allow_non_fake_inputs=True, export=True)
         self.mode.metas = metas
@@ -60,7 +60,7 @@ class ExportFakes:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """While operators run on these fake tensors, and on sizes that are symbols."""
+        """Run operators on these fake tensors, and on sizes that are symbols."""
         with self.mode, enable_python_dispatcher():
             yield
 
@@ -87,16 +87,16 @@ class ExportFakes:
             new.num_deferred_runtime_asserts += len(several)
 
     def locate(self, symbol: Any, path: Sequence[Any], dim: int) -> None:
-        """Say that a symbol is the size of an argument: ``path`` begins with its name, and goes on with keys."""
+        """Record that a symbol is the size of an argument: ``path`` begins with its name, and goes on with keys."""
         source: Any = LocalSource(path[0])
         for key in path[1:]:
             if isinstance(key, pytree.GetAttrKey):
                 source = AttrSource(source, key.name)
             else:
                 source = GetItemSource(source, key.key if isinstance(key, pytree.MappingKey) else key.idx)
-        found = TensorPropertySource(source, TensorProperty.SIZE, dim)
-        known = [one for one in self.environment.var_to_sources[symbol] if is_from_local_source(one)]
-        self.environment.var_to_sources[symbol] = [*known, found]
+        source_of_size = TensorPropertySource(source, TensorProperty.SIZE, dim)
+        local = [old for old in self.environment.var_to_sources[symbol] if is_from_local_source(old)]
+        self.environment.var_to_sources[symbol] = [*local, source_of_size]
 
     def ranges(self, symbols: set[Any]) -> dict[Any, Any]:
         """The ranges of some symbols."""
@@ -104,24 +104,24 @@ class ExportFakes:
 
     def value(self, value: Any) -> Any:
         """A tensor like a node's value, in this mode."""
-        return pytree.tree_map_only((torch.Tensor, *SYMBOLS), self._one, value)
+        return pytree.tree_map_only((torch.Tensor, *SYMBOLS), self._translated, value)
 
-    def _one(self, value: Any) -> Any:
+    def _translated(self, value: Any) -> Any:
         if isinstance(value, SYMBOLS):
             return self._symbol(value)
         if not isinstance(value, FakeTensor) or value.layout is not torch.strided or value.is_nested:
             return value
-        size, stride = map(self._one_or_int, value.size()), map(self._one_or_int, value.stride())
+        size, stride = map(self._number, value.size()), map(self._number, value.stride())
         made = self.empty(list(size), list(stride), value.dtype, value.fake_device)
         return made.requires_grad_() if value.requires_grad else made
 
-    def _one_or_int(self, number: Any) -> Any:
+    def _number(self, number: Any) -> Any:
         return self._symbol(number) if isinstance(number, SYMBOLS) else number
 
     def _symbol(self, value: Any) -> Any:
         node = value.node
         hint, expression = node.hint if node.has_hint() else None, node.expr.xreplace(self._renamed)
-        if not expression.free_symbols and node.expr.free_symbols:  # of numbers that have become known
+        if not expression.free_symbols and node.expr.free_symbols:  # of numbers that are known by now
             return node.pytype(expression)
         return type(value)(SymNode(expression, self.environment, node.pytype, hint))
 
@@ -130,41 +130,41 @@ class ExportFakes:
         with self.mode:
             return torch.empty_strided(size, stride, dtype=dtype, device=device)
 
-    def read_off(self, look: Any) -> tuple[Any, Mapping[Any, Any]]:
-        """A number that a node reads off a tensor, which looked like this; and what the node binds."""
-        if not isinstance(look, SYMBOLS) or look.node.expr.is_symbol:
-            return self.value(look), {}
+    def read_off(self, original: Any) -> tuple[Any, Mapping[Any, Any]]:
+        """The number that a node reads from a tensor, for the number in the original; and the node's bindings."""
+        if not isinstance(original, SYMBOLS) or original.node.expr.is_symbol:
+            return self.value(original), {}
         with self.environment.ignore_fresh_unbacked_symbols():
-            whole = isinstance(look, torch.SymInt)
+            whole = isinstance(original, torch.SymInt)
             made = self.environment.create_unbacked_symint() if whole else self.environment.create_unbacked_symfloat()
-        self._renamed[look.node.expr] = made.node.expr  # in what comes later
+        self._renamed[original.node.expr] = made.node.expr  # in later nodes
         return made, {made.node.expr: ()}
 
-    def is_known(self, look: Any, number: float) -> None:
-        """Say what a number is that looked like this."""
-        if isinstance(look, SYMBOLS) and look.node.expr.is_symbol:
-            self._renamed[look.node.expr] = look.node.expr * 0 + number  # sympy's number
+    def is_known(self, original: Any, number: float) -> None:
+        """Record the value of a number of the original."""
+        if isinstance(original, SYMBOLS) and original.node.expr.is_symbol:
+            self._renamed[original.node.expr] = original.node.expr * 0 + number  # sympy's number
 
     def settled_bindings(self, node: Node) -> Mapping[Any, Any]:
         """The symbols that a node introduces, and where in its value they are.
 
-        A capture gives a view's size a symbol of its own, and learns later that it is no other than another one:
-        torch, which knows that when it traces the program again, must not search for it.
+        A capture gives a view's size a symbol of its own, and learns later that it equals another. Torch knows that
+        when it traces the program again, and must not search for the symbol.
         """
         bound: Mapping[Any, Any] = node.meta["unbacked_bindings"]
         view: Any = viewing(node.target) or node.target
         if not getattr(view, "is_view", False):  # data-dependent
             return bound
-        args, kwargs = pytree.tree_map_only(Node, lambda one: one.meta["val"], (node.args, node.kwargs))
-        known = set(self.environment.var_to_range)
+        args, kwargs = pytree.tree_map_only(Node, lambda arg: arg.meta["val"], (node.args, node.kwargs))
+        symbols = set(self.environment.var_to_range)
         with self.mode, self.environment.ignore_fresh_unbacked_symbols():
             value = view(*args, **kwargs)
         left = {}
         for symbol, path in bound.items():
             size = pytree.key_get(value, path)
-            found = size.node.expr if isinstance(size, SYMBOLS) else symbol - symbol + size  # sympy's number
-            if found.free_symbols <= known:
-                self.environment._set_replacement(symbol, found, "the two are equal")
+            expression = size.node.expr if isinstance(size, SYMBOLS) else symbol - symbol + size  # sympy's number
+            if expression.free_symbols <= symbols:
+                self.environment._set_replacement(symbol, expression, "the two are equal")
             else:
                 left[symbol] = path
         return left
@@ -187,7 +187,7 @@ def named_sizes(nodes: Iterable[Node]) -> dict[str, str]:
 
 
 def symbols_of(value: Any) -> Iterator[Any]:
-    """The symbols of which a value's sizes consist."""
+    """The symbols in the sizes and strides of a value."""
     for leaf in pytree.tree_leaves(value):
         numbers = (*leaf.size(), *leaf.stride()) if isinstance(leaf, torch.Tensor) else (leaf,)
         for number in numbers:
@@ -196,24 +196,24 @@ def symbols_of(value: Any) -> Iterator[Any]:
 
 
 def on_numbers(function: Any) -> bool:
-    """Whether an exported program may have a function of Python's on numbers."""
+    """Whether an exported program may call a function of Python's on numbers."""
     written = function is not round  # which is allowed, and cannot be saved
     return written and (function in Verifier().allowed_builtin_ops() or function.__module__.startswith("torch"))
 
 
 def copying(op: Any) -> Any:
-    """The operator that copies what a view operator views; another operator itself."""
+    """The copying variant of a view operator; any other operator itself."""
     packet = getattr(torch.ops.aten, f"{op._opname}_copy", None) if isinstance(op, OpOverload) and op.is_view else None
     return op if packet is None else getattr(packet, op._overloadname, op)
 
 
 def viewing(op: Any) -> Any:
-    """The view operator whose views an operator copies; None where it is not a copy."""
+    """The view operator of which an operator is the copying variant; None for other operators."""
     if not isinstance(op, OpOverload) or not op._opname.endswith("_copy"):
         return None
     packet = getattr(torch.ops.aten, op._opname.removesuffix("_copy"), None)
-    found = getattr(packet, op._overloadname, None)
-    return found if getattr(found, "is_view", False) else None
+    view = getattr(packet, op._overloadname, None)
+    return view if getattr(view, "is_view", False) else None
 
 
 STATE_KINDS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)  # in the order of the inputs

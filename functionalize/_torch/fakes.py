@@ -34,10 +34,10 @@ from functionalize._torch.tensors import PLAIN_TYPES, is_symbolic, set_versions
 from functionalize.ops import traits
 from functionalize.refusals.calls import USED_BY_OTHER_THREAD
 
-_RULES_OF_MODE: Any = registered_hop_fake_fns  # of higher-order operators, by these
+_RULES_OF_MODE: Any = registered_hop_fake_fns  # rules for fake modes, by higher-order operator
 _META = torch.device("meta")
-_SIZE = torch.ops.aten.size.default  # as C++ asks for numbers
-_ITEM = torch.ops.aten._local_scalar_dense.default  # of complex numbers there are no symbols
+_SIZE = torch.ops.aten.size.default  # by which C++ reads sizes as numbers
+_ITEM = torch.ops.aten._local_scalar_dense.default  # no symbol is a complex number
 _ALIGNED = torch.ops.aten._nested_tensor_from_mask_left_aligned.default  # torch runs its kernel on zeros
 _REAL = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 
@@ -49,12 +49,12 @@ def operator_without_fake(error: BaseException | None) -> str | None:
     """The operator without an implementation for fake tensors that an error of torch's names; None for other errors."""
     if isinstance(error, UnsupportedOperatorException):
         return str(error.func)
-    known = _NO_FAKE_IMPL.search(str(error)) if isinstance(error, RuntimeError) else None
-    return None if known is None else known["op"]
+    match = _NO_FAKE_IMPL.search(str(error)) if isinstance(error, RuntimeError) else None
+    return None if match is None else match["op"]
 
 
 def has_fake_impl(op: Any) -> bool:
-    """Whether code of the user's says what an operator gives on fake tensors."""
+    """Whether the user has registered an implementation of an operator for fake tensors."""
     return simple_registry.singleton.find(op.name()).fake_impl.kernel is not None
 
 
@@ -67,7 +67,7 @@ def data_dependent() -> tuple[type[Exception], ...]:
 
 def fake_mode_of(leaves: Sequence[Any]) -> FakeTensorMode | None:
     """The mode that made the fake tensors among some values; None without fake tensors."""
-    real = _REAL.issuperset(map(type, leaves))  # else torch searches each
+    real = _REAL.issuperset(map(type, leaves))  # otherwise torch searches each leaf
     mode: FakeTensorMode | None = detect_fake_mode(None if real else list(leaves))
     return mode
 
@@ -84,8 +84,8 @@ _LOW_PRECISION = frozenset({torch.float16, torch.bfloat16})
 def _is_copied(func: Any, args: Sequence[Any]) -> bool:
     """Whether torch's decomposition of an op would copy an expanded argument, to compute in float32.
 
-    It takes the strides of the result from that copy, where kernels go by those of the other arguments. (Arguments of
-    another dtype than the result's are copied by kernels on the CPU, too.)
+    It takes the strides of the result from that copy, kernels take them from the other arguments. (Kernels on the CPU
+    copy arguments of another dtype than the result's, too.)
     """
     tensors = [arg for arg in args if isinstance(arg, FakeTensor)]
     low = bool(tensors) and tensors[0].dtype in _LOW_PRECISION and len({tensor.dtype for tensor in tensors}) == 1
@@ -96,13 +96,13 @@ def _is_copied(func: Any, args: Sequence[Any]) -> bool:
 
 
 def _in_float32(arg: Any) -> Any:
-    """A tensor of low precision in float32, laid out as it is."""
+    """A tensor of float32 with the strides of one of low precision; any other argument itself."""
     if not isinstance(arg, FakeTensor) or arg.dtype not in _LOW_PRECISION:
         return arg
     return torch.empty_strided(arg.size(), arg.stride(), dtype=torch.float32, device=arg.device)
 
 
-_NUMBERS = frozenset({torch.SymFloat, torch.SymBool})  # sizes torch's own mode knows
+_NUMBERS = frozenset({torch.SymFloat, torch.SymBool})  # torch's own mode handles SymInt
 
 
 def _has_symbols(args: Iterable[Any]) -> bool:
@@ -110,19 +110,19 @@ def _has_symbols(args: Iterable[Any]) -> bool:
 
 
 def has_foreign_fakes() -> bool:
-    """Whether what runs now is on fake tensors of torch's own, as Dynamo's are: they know torch's metas alone."""
+    """Whether a mode of torch's own, as Dynamo's, makes the fake tensors now: it has only torch's meta kernels."""
     mode = detect_fake_mode()
     return mode is not None and not (isinstance(mode, MetasFakeMode) and mode.metas)
 
 
 class MetasFakeMode(FakeTensorMode):
-    """Makes fake tensors, some ops' by other meta kernels than torch's."""
+    """Makes fake tensors, by torch's meta kernels and those in ``metas``."""
 
     supports_higher_order_operators = True
     metas: Mapping[Any, Callable[..., Any]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        # A higher-order operator has a rule for the very class of a mode, or one that comes back to the mode.
+        # A higher-order operator has a rule for exactly FakeTensorMode, or one that calls the mode again.
         if isinstance(func, HigherOrderOperator) and func not in _RULES_OF_MODE:
             return func.python_key_table[FakeTensorMode](self, *args, **(kwargs or {}))
         return super().__torch_dispatch__(func, types, args, kwargs)
@@ -132,29 +132,29 @@ class MetasFakeMode(FakeTensorMode):
         return self.by_torchs_meta(func, types, args, kwargs or {}) if out is NotImplemented else out
 
     def by_torchs_meta(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """What an op gives by torch's meta kernel, without guards for a choice between kernels with equal results."""
+        """An op's results by torch's meta kernel, without guards for a choice between kernels with equal results."""
         chooses = func in traits.CHOOSES_KERNEL_BY_SIZE
         if chooses and any(isinstance(arg, FakeTensor) and is_symbolic(arg) for arg in args):
             from functionalize._torch.kernel_choices import indifferent  # here: loads sympy
 
             out = indifferent(self.shape_env, lambda: self._on_snapshots(func, types, args, kwargs))
             if out is not NotImplemented:
-                return pytree.tree_map_only(FakeTensor, self._laid_out_so, out)
+                return pytree.tree_map_only(FakeTensor, self._fresh_like, out)
         return FakeTensorMode.dispatch(self, func, types, args, kwargs)
 
     def _on_snapshots(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """The same, of tensors that remember no answers: torch keeps in a tensor what it found out of its sizes."""
+        """The same, on new tensors: torch caches in a tensor what it learns about the sizes."""
         with disable_fake_tensor_cache(self):
-            args, kwargs = pytree.tree_map_only(FakeTensor, self._laid_out_so, (args, kwargs))
+            args, kwargs = pytree.tree_map_only(FakeTensor, self._fresh_like, (args, kwargs))
             return FakeTensorMode.dispatch(self, func, types, args, kwargs)
 
-    def _laid_out_so(self, tensor: FakeTensor) -> torch.Tensor:
+    def _fresh_like(self, tensor: FakeTensor) -> torch.Tensor:
         with self:
             made = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=tensor.device)
         return made.requires_grad_() if tensor.requires_grad else made
 
     def by_own_meta(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """What an op gives by the table; NotImplemented where torch's own meta kernel is to be asked."""
+        """An op's results by ``metas``; NotImplemented if torch's own meta kernel is to run."""
         meta = self.metas.get(func)
         if meta is None or not PLAIN_TYPES.issuperset(map(type, filter(torch.is_tensor, args))):
             return NotImplemented
@@ -165,11 +165,11 @@ class MetasFakeMode(FakeTensorMode):
 class CaptureFakeMode(MetasFakeMode):
     """Makes the fake tensors of one capture.
 
-    Another thread that meets them meanwhile gets an error. They are in a program's objects then: that thread would get
-    fake results, and confuse the state of the mode.
+    Another thread that uses them during the capture gets an error. They are in a program's objects then: that thread
+    would get fake results, and confuse the state of the mode.
     """
 
-    thread: int | None = None  # that captures
+    thread: int | None = None  # the thread that captures
     _ended = False
     _asked_sizes: list[Any] | None = None
 
@@ -179,7 +179,7 @@ class CaptureFakeMode(MetasFakeMode):
 
     @property
     def in_kernel_invocation(self) -> bool:
-        """Torch asks this first of a fake tensor's mode, also where no error may be raised; each thread for itself."""
+        """Torch reads this first from a fake tensor's mode, also where it must not raise; each thread has its own."""
         return self._in_kernel.value
 
     @in_kernel_invocation.setter
@@ -188,7 +188,7 @@ class CaptureFakeMode(MetasFakeMode):
 
     @contextlib.contextmanager
     def of_this_thread(self) -> Iterator[None]:
-        """While its tensors stand in a program's objects."""
+        """While its tensors are in a program's objects."""
         self.thread, self._ended = threading.get_ident(), False
         try:
             yield
@@ -212,15 +212,15 @@ class CaptureFakeMode(MetasFakeMode):
 
     @contextlib.contextmanager
     def _not_constant(self, func: Any, args: Any, kwargs: Any) -> Iterator[None]:
-        """Have an op not compute with the data of constants: torch takes NaN for an unknown number."""
+        """Keep an op from computing with the data of constants: torch takes NaN for an unknown number."""
         leaves = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, FakeTensor)]
-        known = [(leaf, leaf.constant) for leaf in leaves if leaf.constant is not None]
-        for leaf, _ in known:
+        constants = [(leaf, leaf.constant) for leaf in leaves if leaf.constant is not None]
+        for leaf, _ in constants:
             leaf.constant = None
         try:
             yield
         finally:
-            for leaf, constant in known:
+            for leaf, constant in constants:
                 leaf.constant = constant
                 if func._schema.is_mutable:
                     self.fake_tensor_converter.invalidate_constant_aliases(constant)
@@ -252,13 +252,13 @@ class CaptureFakeMode(MetasFakeMode):
             if strides is not None and strides != out.stride():
                 with self:
                     return torch.empty_strided(out.size(), strides, dtype=out.dtype, device=out.device)
-        except AssertionError as error:  # of a kernel in Python: what checks in C++ raise is another error
+        except AssertionError as error:  # of a kernel in Python: checks in C++ raise a RuntimeError
             raise RuntimeError(str(error)) from error
         return out
 
     @contextlib.contextmanager
     def sizes_count_at_the_end(self) -> Iterator[None]:
-        """While autograd runs: sizes that C++ asks for as numbers are guards, but not if that was for an error."""
+        """While autograd runs: sizes that C++ reads as numbers become guards at the end, unless there is an error."""
         before, asked = self._asked_sizes, list[Any]()
         environment: Any = self.shape_env
         self._asked_sizes = asked
@@ -283,12 +283,12 @@ def new_fake_mode(
     *,
     symbolic: bool,
     metas: Mapping[Any, Callable[..., Any]] | None = None,
-    kind: type[Mode] = CaptureFakeMode,  # type: ignore[assignment]
+    mode_type: type[Mode] = CaptureFakeMode,  # type: ignore[assignment]
 ) -> Mode:
-    """A mode as ``make_fx`` sets it up. ``metas``: what ops give for which torch's meta kernel is not to be asked."""
+    """A mode as ``make_fx`` sets it up. ``metas``: meta kernels by op, in place of torch's."""
     from functionalize._torch.symbols.decisions import DecidingShapeEnv  # here: loads sympy
 
-    mode = kind(
+    mode = mode_type(
         allow_fallback_kernels=not symbolic,
         allow_non_fake_inputs=True,
         shape_env=DecidingShapeEnv(duck_shape=not symbolic),
@@ -300,7 +300,7 @@ def new_fake_mode(
 
 
 def substitutes(tensors: Sequence[torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Makes fake tensors for some, and others of their kind: aliased as they are, and without data."""
+    """A function from tensors to fake tensors, of the mode of ``tensors``: aliased as the tensors, and without data."""
     mode = fake_mode_of(tensors) or new_fake_mode(symbolic=False)
 
     def made(tensor: torch.Tensor) -> torch.Tensor:
@@ -311,7 +311,7 @@ def substitutes(tensors: Sequence[torch.Tensor]) -> Callable[[torch.Tensor], tor
             fake = mode.from_tensor(tensor, static_shapes=True)
         if tensor.layout is torch.strided and not tensor.is_nested:
             storage, size = fake.untyped_storage(), tensor.untyped_storage().nbytes()
-            if storage.nbytes() < size:  # as that of what was no view is: made for the tensor alone
+            if storage.nbytes() < size:  # as for a tensor that was not a view: made for the tensor alone
                 storage.resize_(size)
         if not tensor.is_inference():
             set_versions([fake], [tensor._version])
@@ -324,17 +324,17 @@ def mark_as(fake: Any, tensor: torch.Tensor) -> None:
     """Give a fake tensor the properties, besides its layout, of the tensor that it stands for."""
     if type(tensor) is torch.nn.Parameter or isinstance(tensor, torch.nn.Parameter):
         fake._is_param = True
-    elif getattr(tensor, "_is_buffer", False):  # of no class of its own
+    elif getattr(tensor, "_is_buffer", False):  # buffers have no class of their own
         fake._is_buffer, fake.persistent = True, tensor.persistent  # type: ignore[attr-defined]
     if tensor.requires_grad:
         fake.requires_grad_(True)
 
 
-# Of a fake tensor, without the property in Python around it, which every op would ask several times.
+# A fake tensor's device, without the property in Python around it, which every op would call several times.
 fake_device: Callable[[FakeTensor], torch.device] = attrgetter("_fake_device")
 _make_subclass: Any = torch.Tensor._make_subclass
-_reinterpret: Any = attrgetter("_reinterpret_tensor")(torch._C._dynamo.guards)  # a layout, unknown to autograd
-_forbid_data: Any = torch._C._set_throw_on_mutable_data_ptr  # of a storage: all tensors that share it are forbidden
+_reinterpret: Any = attrgetter("_reinterpret_tensor")(torch._C._dynamo.guards)  # a view, unknown to autograd
+_forbid_data: Any = torch._C._set_throw_on_mutable_data_ptr  # of a storage, for all tensors that share it
 
 
 class FakeFactory:
@@ -353,15 +353,15 @@ class FakeFactory:
         return self.around(element, device)
 
     def view(self, source: FakeTensor, size: Sequence[int], stride: Sequence[int], offset: int) -> FakeTensor:
-        """A fake tensor at another place of a fake tensor's storage."""
+        """A fake tensor with another layout in a fake tensor's storage."""
         return self.around(source.as_strided(size, stride, offset), fake_device(source))
 
     def part(self, source: FakeTensor, size: Sequence[int], stride: Sequence[int], offset: int) -> FakeTensor:
-        """The same, at a fifth of the cost, for a place known to be in the storage; not for inference tensors."""
+        """The same, at a fifth of the cost, for a layout known to fit in the storage; not for inference tensors."""
         return self.around(_reinterpret(source, size, stride, offset - source.storage_offset()), fake_device(source))
 
     def at(self, storage: torch.UntypedStorage, tensor: torch.Tensor) -> FakeTensor:
-        """A fake tensor at the place that a tensor has in its storage, in a storage of device ``meta``."""
+        """A fake tensor with a tensor's layout, in a storage of device ``meta``."""
         where = int(tensor.storage_offset()), tensor.size(), tensor.stride()
         element = torch.empty(0, dtype=tensor.dtype, device=_META).set_(storage, *where)
         if self._forbids:
@@ -380,13 +380,13 @@ class FakeFactory:
     def like(self, tensor: torch.Tensor) -> torch.Tensor:
         """A fake tensor like any other tensor."""
         if not isinstance(tensor, FakeTensor):
-            found: torch.Tensor = on_handles(self.mode.from_tensor, (tensor,), {})  # of a view it takes a view
-            return found
+            fake: torch.Tensor = on_handles(self.mode.from_tensor, (tensor,), {})  # the fake tensor of a view is a view
+            return fake
         with below_dispatch():
             return self.snapshot(tensor)
 
     def around(self, element: torch.Tensor, device: torch.device) -> FakeTensor:
-        """A fake tensor at the place of a tensor of device ``meta`` whose data are forbidden, or of a fake one."""
+        """A fake tensor over the memory of a tensor of device ``meta`` whose data are forbidden, or of a fake one."""
         made: Any = _make_subclass(FakeTensor, element, False, dispatch_device=True, device_for_backend_keys=device)
         attributes = self._attributes.get(device)
         if attributes is None:

@@ -1,6 +1,6 @@
-"""What torch's ONNX exporter knows of operators. Loads onnxscript.
+"""Torch's ONNX exporter, and the operators that it translates. Loads onnxscript.
 
-Invariant: an operator that is known here is one that the exporter translates. Limits: written against torch 2.13.
+Invariant: the exporter translates each operator that is listed here. Limits: written against torch 2.13.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ NEWEST_WRITTEN_OPSET = 25  # that onnxscript's converter brings the exporter's o
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """While the exporter does not warn of missing packages, and of what it does not simplify."""
+    """Keep the exporter from warning of missing packages, and of what it does not simplify."""
     loggers = [logging.getLogger(name) for name in (ONNXRegistry.__module__, "onnxscript", "onnx_ir")]
     before = [logger.level for logger in loggers]
     for logger in loggers:
@@ -53,13 +53,13 @@ def quiet() -> Iterator[None]:
 
 
 def _registry(opset: int = DEFAULT_OPSET) -> ONNXRegistry:
-    """What the exporter translates for an opset. Newer ones than the default have operators that no capture has."""
+    """The exporter's translations for an opset. Opsets above the default add operators that no capture has."""
     return _read_registry(min(max(opset, OLDEST_WRITTEN_OPSET), DEFAULT_OPSET))
 
 
 @functools.cache
 def _read_registry(opset: int) -> ONNXRegistry:
-    """The same, for an opset that the exporter has rules for. It reads the sources of all of them."""
+    """The same, for an opset that the exporter has rules for. Slow: it reads the sources of all rules."""
     with quiet():
         return ONNXRegistry.from_torchlib(opset_version=opset)
 
@@ -69,9 +69,9 @@ _wide = contextvars.ContextVar("_wide", default=False)
 
 
 def _wide_dtype_of_input(param: Any, arg: Any, type_binding: Any) -> Any:
-    """What replaces `_determine_input_dtype`: a number that is cast to the dtype of a tensor has 64 bits before.
+    """Replaces `_determine_input_dtype`: a number has 64 bits before it is cast to the dtype of a tensor.
 
-    The exporter's own gives it 32, and so loses digits. Other threads' exports get the exporter's own.
+    The exporter gives it 32, and so loses digits. Other threads' exports get the exporter's own function.
     """
     dtype = _dtype_of_input(param, arg, type_binding)
     if not _wide.get():
@@ -84,7 +84,7 @@ def _wide_dtype_of_input(param: Any, arg: Any, type_binding: Any) -> Any:
 
 @contextlib.contextmanager
 def _wide_numbers() -> Iterator[None]:
-    """While Python's floats that this thread's exports cast keep 64 bits. Not to be entered by two threads at once."""
+    """Keep 64 bits of Python's floats that this thread's exports cast. Two threads must not enter it at once."""
     token = _wide.set(True)
     _building._determine_input_dtype = _wide_dtype_of_input
     try:
@@ -95,44 +95,46 @@ def _wide_numbers() -> Iterator[None]:
 
 
 def _say_dtypes(program: ExportedProgram) -> None:
-    """Name the dtype of each tensor that is made of numbers alone: the exporter takes that of the numbers."""
+    """Pass the dtype of each tensor that is made of numbers alone: the exporter would take that of the numbers."""
     for node in program.graph.nodes:
-        schema, look = getattr(node.target, "_schema", None), node.meta.get("val")
-        if schema is None or not isinstance(look, torch.Tensor):
+        schema, value = getattr(node.target, "_schema", None), node.meta.get("val")
+        if schema is None or not isinstance(value, torch.Tensor):
             continue
         types = {argument.name: str(argument.type) for argument in schema.arguments}
         if "dtype" in types and "Tensor" not in types.values() and node.kwargs.get("dtype") is None:
-            node.kwargs = {**node.kwargs, "dtype": look.dtype}
+            node.kwargs = {**node.kwargs, "dtype": value.dtype}
 
 
 def _type_numbers(program: ExportedProgram) -> None:
-    """Give numbers the types that the exporter's promotion wants: of several bounds it promotes the integers alone,
-    and where an operator takes tensors it searches for one that takes the number.
+    """Give numbers the types that the exporter's promotion needs. Of several bounds it promotes only the integers; for
+    an operator on tensors it searches for an overload that takes the number.
     """
     for node in program.graph.nodes:
-        schema, look = getattr(node.target, "_schema", None), node.meta.get("val")
-        if schema is None or not isinstance(look, torch.Tensor) or not look.is_floating_point():
+        schema, value = getattr(node.target, "_schema", None), node.meta.get("val")
+        if schema is None or not isinstance(value, torch.Tensor) or not value.is_floating_point():
             continue
         types = [str(argument.type) for argument in schema.arguments]
-        for position, (of, value) in enumerate(zip(types, node.args, strict=False)):
-            if of == "Tensor" and type(value) in (int, float):
+        for position, (of, number) in enumerate(zip(types, node.args, strict=False)):
+            if of == "Tensor" and type(number) in (int, float):
                 with program.graph.inserting_before(node):
-                    made = program.graph.call_function(torch.ops.aten.full.default, ([], value), {"dtype": look.dtype})
+                    made = program.graph.call_function(
+                        torch.ops.aten.full.default, ([], number), {"dtype": value.dtype}
+                    )
                 made.meta = {key: node.meta[key] for key in ("stack_trace",) if key in node.meta}
-                made.meta["val"] = look.new_empty([])
+                made.meta["val"] = value.new_empty([])
                 node.update_arg(position, made)
-            elif "number" in of and type(value) is int and node.target is torch.ops.aten.clamp.default:
-                node.update_arg(position, float(value))
+            elif "number" in of and type(number) is int and node.target is torch.ops.aten.clamp.default:
+                node.update_arg(position, float(number))
 
 
 def _is_wide(program: ExportedProgram) -> bool:
-    """Whether a program computes with 64 bits."""
+    """Whether a program computes with floats of 64 bits."""
     values = [node.meta.get("val") for node in program.graph.nodes]
     return any(isinstance(value, torch.Tensor) and value.dtype == torch.float64 for value in values)
 
 
 def by_torch(ops: Iterable[Any]) -> dict[Any, Any]:
-    """How torch decomposes some operators."""
+    """Torch's decompositions of some operators."""
     return {op: decomposition_table[op] for op in ops}
 
 
@@ -140,36 +142,36 @@ def by_torch_if_wide(ops: Iterable[Any]) -> dict[Any, Any]:
     """The same, for calls with tensors of 64 bits, or data-dependent numbers, alone."""
 
     def of(function: Any) -> Any:
-        def taken_apart(*args: Any, **kwargs: Any) -> Any:
+        def decomposed(*args: Any, **kwargs: Any) -> Any:
             wide = any(
-                isinstance(one, torch.SymFloat) or (isinstance(one, torch.Tensor) and one.dtype == torch.float64)
-                for one in (*args, *kwargs.values())
+                isinstance(arg, torch.SymFloat) or (isinstance(arg, torch.Tensor) and arg.dtype == torch.float64)
+                for arg in (*args, *kwargs.values())
             )
             return function(*args, **kwargs) if wide else NotImplemented
 
-        return taken_apart
+        return decomposed
 
     return {op: of(function) for op, function in by_torch(ops).items()}
 
 
 def decompositions() -> dict[Any, Any]:
-    """How the exporter decomposes operators that ONNX does not have."""
+    """The exporter's decompositions of operators that ONNX does not have."""
     return create_onnx_friendly_decomposition_table(set(get_onnx_implemented_overloads(_registry())))
 
 
 def exporters(op: Any) -> Callable[..., Any]:
-    """How the exporter translates an operator: a function of values of ONNX that gives such."""
-    found: Callable[..., Any] = _registry().get_decomps(op)[0].onnx_function
-    return found
+    """The exporter's translation of an operator: a function from values of ONNX to values of ONNX."""
+    translation: Callable[..., Any] = _registry().get_decomps(op)[0].onnx_function
+    return translation
 
 
-def untranslated(program: ExportedProgram, known: Collection[Any], opset: int) -> Iterator[tuple[Node, str]]:
-    """The nodes that the exporter cannot translate, with reasons; ``known``: operators with a translation of ours."""
+def untranslated(program: ExportedProgram, translated: Collection[Any], opset: int) -> Iterator[tuple[Node, str]]:
+    """The nodes that the exporter cannot translate, with reasons; ``translated``: operators that we translate."""
     for node in program.graph.nodes:
-        if node.op != "call_function" or node.target in known or node.target is operator.getitem:
+        if node.op != "call_function" or node.target in translated or node.target is operator.getitem:
             continue
-        found, message = dispatch(node, _registry(opset))
-        if found is None and "_assert_" not in str(node.target):  # the exporter drops these
+        translation, message = dispatch(node, _registry(opset))
+        if translation is None and "_assert_" not in str(node.target):  # the exporter drops these
             yield node, message
 
 
@@ -182,7 +184,7 @@ def translate(
 ) -> Any:
     """The program as the exporter writes it, not simplified; ``translations``: of operators that it does not know.
 
-    For an opset that the exporter does not write it is the nearest one. The caller lets one thread in at a time.
+    It has the nearest opset that the exporter writes. The caller lets in one thread at a time.
     """
     _say_dtypes(program)
     _type_numbers(program)

@@ -1,6 +1,6 @@
-"""What a tensor says of itself, and its memory, past what modes and autograd see of it; where a module has its state.
+"""A tensor's properties and its memory, without modes and autograd between; the containers of a module's state.
 
-Guarantees: modes, autograd and version counters do not see what is asked and done here. Limits: plain tensors.
+Guarantees: modes, autograd and version counters do not see what is read and done here. Limits: plain tensors.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from operator import attrgetter
 from typing import Any
 
 import torch
-from torch._prims_common import suggest_memory_format  # what kernels in C++ ask a tensor for
+from torch._prims_common import suggest_memory_format  # as kernels in C++ choose it
 from torch._subclasses.fake_tensor import FakeTensor  # no public path to it
 from torch.utils._python_dispatch import _disable_current_modes, return_and_correct_aliasing
 from torch.utils.hooks import RemovableHandle
@@ -27,24 +27,24 @@ from functionalize._torch.dispatch import below_dispatch
 PLAIN_TYPES = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor})
 SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
-# Whether a tensor's place is written in symbols. Private, but one question in C++ where sizes and strides are many.
+# Whether sizes, strides or offset of a tensor are symbols. Private, but a single call, where these would take many.
 is_symbolic: Callable[[torch.Tensor], bool] = attrgetter("_has_symbolic_sizes_strides")
 is_view = torch.Tensor._is_view  # whether autograd knows a tensor as a view of another
-_HOLD_HOOKS_OF_ALL = [sys.modules[kind.__module__] for kind in (torch.nn.Module, torch.optim.Optimizer)]
-_HOOKS = "_backward_hooks", "_post_accumulate_grad_hooks"  # no public name says whether there are some
+_HOLD_HOOKS_OF_ALL = [sys.modules[owner.__module__] for owner in (torch.nn.Module, torch.optim.Optimizer)]
+_HOOKS = "_backward_hooks", "_post_accumulate_grad_hooks"  # no public name says whether a tensor has hooks
 _hooks = attrgetter(*_HOOKS)
 is_zero_tensor = torch.Tensor._is_zerotensor  # whether a tensor is zeros without memory: gradients in forward mode
 
-# The containers in which a module holds its state, no copies: entries are put in, and taken out, behind its back.
+# The containers in which a module holds its state, not copies: we add and remove entries without its methods.
 parameters_of: Callable[[torch.nn.Module], dict[str, torch.nn.Parameter | None]] = attrgetter("_parameters")
 buffers_of: Callable[[torch.nn.Module], dict[str, torch.Tensor | None]] = attrgetter("_buffers")
 modules_of: Callable[[torch.nn.Module], dict[str, Any]] = attrgetter("_modules")
 
-_STRIDED = torch.strided  # asked for each tensor: a module's attribute costs as much as the rest of the question
+_STRIDED = torch.strided  # read for each tensor: an attribute of `torch` costs as much as the rest of the check
 
 
 def hooks_behind(handle: RemovableHandle) -> list[dict[int, Any]]:
-    """The dicts that a handle removes its hook from, as long as there are any."""
+    """The dicts that a handle removes its hook from, as long as they live."""
     references = handle.hooks_dict_ref, *handle.extra_dict_ref
     return [hooks for reference in references if isinstance(hooks := reference(), dict)]
 
@@ -86,63 +86,63 @@ def storage_key(tensor: torch.Tensor) -> int:
 
 
 def belongs_to_others(storage: torch.UntypedStorage) -> bool:
-    """Whether others than torch may write to a memory: NumPy, or another process by a file."""
+    """Whether code outside of torch may write to a storage: NumPy, or another process by a file."""
     return not storage.resizable()
 
 
 def check_sum(storage: torch.UntypedStorage) -> int | None:
-    """A sum of the bytes of a memory; None for a device's."""
+    """A checksum of a storage's bytes; None on a device, and for an empty storage."""
     if storage.device.type != "cpu" or not storage.nbytes():
         return None
     return zlib.crc32(memory_of(storage))
 
 
 def memory_of(storage: torch.UntypedStorage) -> memoryview:
-    """The bytes of a memory of the CPU, to be read and written while the storage is."""
+    """The bytes of a storage on the CPU, to be read and written while the storage lives."""
     return memoryview((ctypes.c_char * storage.nbytes()).from_address(storage.data_ptr())).cast("B")
 
 
 def counted_with(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """A tensor in the memory of another as autograd counts the writes of both together; else itself."""
+    """A tensor that shares the version counter of ``other`` if the two share memory; else the tensor itself."""
     if storage_key(tensor) != storage_key(other):
         return tensor
     made = other.detach()
-    made.data = tensor  # all but the counter
+    made.data = tensor  # replaces all but the counter
     return made
 
 
 def has_gradient_hooks(tensor: torch.Tensor) -> bool:
-    """Whether something of Python's runs when a tensor's gradient is computed."""
+    """Whether Python code runs when a tensor's gradient is computed."""
     return any(_hooks(tensor))
 
 
 def has_backward_hooks(module: torch.nn.Module) -> bool:
-    """Whether something of Python's runs when gradients go through a module."""
+    """Whether Python code runs when gradients go through a module."""
     return bool(module._backward_hooks or module._backward_pre_hooks)
 
 
 def gradient_hooks(tensor: torch.Tensor) -> list[dict[int, Any]]:
-    """What holds a tensor's hooks on its gradient, and those that run once that is added up, if there are any."""
+    """The dicts of a tensor's hooks on its gradient, and of those that run once it is accumulated, unless empty."""
     return [hooks for hooks in _hooks(tensor) if hooks]
 
 
 def share_gradient_hooks(of: torch.Tensor, to: torch.Tensor) -> None:
-    """Have the hooks of one tensor run for another: both hold the same dicts, in which handles find their hooks."""
+    """Run the hooks of one tensor for another: both hold the same dicts, in which handles find their hooks."""
     for name, hooks in zip(_HOOKS, _hooks(of), strict=True):
         if hooks:
             setattr(to, name, hooks)
 
 
-# What few programs ask of a tensor: it matters to those alone. Whether it is a leaf matters to autograd as well.
+# Properties that few programs read, and that matter only to these; whether a tensor is a leaf matters to autograd, too.
 OFFSET, VIEW, HOOKS, LEAF = "storage offset", "is a view", "kinds of hooks on its gradient", "is a leaf"
 VERSION, STORAGE, GRADIENT = "version", "storage size in bytes", "has a gradient"
-LAYOUT, BEGIN = "strides", "place in its storage"  # asked outright, or such as decide what is written
-LEAF_VIEW = "is a leaf, and a view"  # set to require gradients when it was a view of what does not
+LAYOUT, BEGIN = "strides", "place in its storage"  # read directly, or because they determine what is written
+LEAF_VIEW = "is a leaf, and a view"  # of a tensor without gradients, and set to require them
 SILENT_VIEW = "is a view without gradients of what requires some"
-FOLLOWED_VIEW = "is a view of what requires gradients"  # and requires them by that
+FOLLOWED_VIEW = "is a view of what requires gradients"  # and therefore requires them
 KIND = "kind"  # a parameter, a buffer, or neither
 _KINDS = torch.nn.Parameter, torch.nn.Buffer
-ASK_VERSION: Any = torch.Tensor._version.__get__  # type: ignore[attr-defined]  # how Python asks; stubs call it a number
+ASK_VERSION: Any = torch.Tensor._version.__get__  # type: ignore[attr-defined]  # the getter that Python calls; stubs call it a number
 ASK_BASE: Any = torch.Tensor._base.__get__  # type: ignore[union-attr]  # likewise
 ASK_HOOKS = [getattr(torch.Tensor, name).__get__ for name in _HOOKS]
 ASKED_PROPERTIES: dict[str, Callable[[torch.Tensor], Any]] = {
@@ -163,21 +163,21 @@ _users: Callable[[int], int] = torch._C._storage_Use_Count
 
 
 def has_others(key: int, count: int) -> bool:
-    """Whether a storage, by its :func:`storage_key`, has more than a number of tensors."""
+    """Whether more than ``count`` tensors use the storage with this :func:`storage_key`."""
     return _users(key) >= _users_of_one() + count
 
 
 @functools.cache
 def _users_of_one() -> int:
-    """How many have the storage of one tensor once that has been asked for: the storage's Python object may count."""
+    """The use count of one tensor's storage once that was read: the storage's Python object may count."""
     tensor = torch.empty(1)
     return _users(storage_key(tensor))
 
 
 def bytes_of_original(handle: torch.Tensor) -> int | None:
-    """How large the storage is which a fake tensor's storage stands for, if it stands for one that lives.
+    """The size of the real storage that a fake tensor's storage stands for; None unless that lives.
 
-    The storage of a fake tensor that was no view is as large as that tensor, whatever the original had around it.
+    The storage of a fake tensor that was not a view is as large as that tensor, however large the original's is.
     """
     if not isinstance(handle, FakeTensor):
         return None
@@ -190,7 +190,7 @@ def bytes_of_original(handle: torch.Tensor) -> int | None:
 
 
 def is_view_to_autograd(tensor: torch.Tensor) -> bool:
-    """Whether autograd takes a tensor for a view; modes do not see the question."""
+    """Whether autograd takes a tensor for a view; modes do not see the call."""
     with torch._C.DisableTorchFunction():
         return tensor._is_view()
 
@@ -204,32 +204,32 @@ def is_leaf_to_autograd(tensor: torch.Tensor) -> bool:
 
 
 def is_taken_again(view: torch.Tensor) -> bool:
-    """Whether autograd takes a view once more where its base was written; others it accepts no more then."""
+    """Whether autograd takes a view again after a write to its base; it rejects other views then."""
     creation: Any = torch._C._autograd
     return bool(view._is_view() and creation._get_creation_meta(view) == creation.CreationMeta.DEFAULT)
 
 
 def creation_of(view: torch.Tensor) -> Any:
-    """How autograd came by a view, if not by an operator that gives one view with gradients on; else None."""
+    """Autograd's ``CreationMeta`` of a view; None for the default: an operator made it alone, in grad mode."""
     creation: Any = torch._C._autograd
-    found = creation._get_creation_meta(view) if is_view_to_autograd(view) else creation.CreationMeta.DEFAULT
-    return None if found == creation.CreationMeta.DEFAULT else found
+    meta = creation._get_creation_meta(view) if is_view_to_autograd(view) else creation.CreationMeta.DEFAULT
+    return None if meta == creation.CreationMeta.DEFAULT else meta
 
 
 def made_silently(creation: Any) -> bool:
-    """Whether autograd came by a view with gradients off."""
+    """Whether a view was made with grad mode off, by its ``CreationMeta``."""
     kinds: Any = torch._C._autograd.CreationMeta
     return creation in (kinds.NO_GRAD_MODE, kinds.INFERENCE_MODE)
 
 
 def set_creation(view: torch.Tensor, creation: Any) -> None:
-    """Have autograd take a view for one that it came by so, and accept as few writes."""
+    """Set a view's ``CreationMeta``, by which autograd refuses writes."""
     if is_view_to_autograd(view):
         torch._C._autograd._set_creation_meta(view, creation)
 
 
 def created_as(creation: Any) -> contextlib.AbstractContextManager[Any]:
-    """The mode in which a view is to be made that autograd came by so."""
+    """The mode in which a new view gets this ``CreationMeta``."""
     kinds: Any = torch._C._autograd.CreationMeta
     if creation == kinds.NO_GRAD_MODE and torch.is_grad_enabled():
         return torch.no_grad()
@@ -239,7 +239,7 @@ def created_as(creation: Any) -> contextlib.AbstractContextManager[Any]:
 
 
 def view_again(view: torch.Tensor, base: torch.Tensor) -> torch.Tensor | None:
-    """The view that autograd takes, of fake tensors, by the steps that led to one; None where they fail."""
+    """The view of a base that autograd takes by the steps that led to ``view``, all fake; None if they fail."""
     with torch.no_grad(), contextlib.suppress(RuntimeError, ValueError, IndexError):
         taken: torch.Tensor = view._view_func_unsafe(base)
         return taken
@@ -247,7 +247,7 @@ def view_again(view: torch.Tensor, base: torch.Tensor) -> torch.Tensor | None:
 
 
 def autograd_base(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor that autograd takes a tensor for a view of; itself where it is not a view."""
+    """The tensor that autograd takes a tensor for a view of; itself if it is not a view."""
     return tensor._base if tensor._is_view() and tensor._base is not None else tensor
 
 
@@ -257,7 +257,7 @@ def set_versions(tensors: Sequence[torch.Tensor], versions: Sequence[int]) -> No
 
 
 def count_writes(tensor: torch.Tensor, count: int) -> None:
-    """Count so many more writes of a tensor for autograd; a negative number where it counted one write as several."""
+    """Add ``count`` to a tensor's version; negative if autograd counted one write as several."""
     if tensor.is_inference():  # it has no versions
         return
     for _ in range(count):
@@ -267,7 +267,7 @@ def count_writes(tensor: torch.Tensor, count: int) -> None:
 
 
 def memory_write(handle: torch.Tensor, value: torch.Tensor) -> None:
-    """Copy ``value`` into ``handle``'s memory, seen by no mode and no version counter. Same shape and dtype."""
+    """Copy ``value`` into ``handle``'s memory, unseen by modes and version counters. Same shape and dtype."""
     with below_dispatch(), torch._C._AutoDispatchBelowADInplaceOrView():
         handle.copy_(value)
 
@@ -281,7 +281,7 @@ def memory_view(
 
 
 def copy_of_memory(value: torch.Tensor, storage: torch.UntypedStorage | None = None) -> torch.Tensor:
-    """A real tensor of the same strides in a copy of its storage; `clone` makes what is not dense contiguous."""
+    """A real tensor with the same strides, in a copy of its storage; `clone` makes tensors contiguous unless dense."""
     storage = value.untyped_storage().clone() if storage is None else storage
     twin = torch.empty(0, dtype=value.dtype, device=value.device)
     twin.set_(storage, value.storage_offset(), value.size(), value.stride())
@@ -293,11 +293,11 @@ def copy_of_memory(value: torch.Tensor, storage: torch.UntypedStorage | None = N
 def alias_of_wrapper(func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: torch.Tensor) -> torch.Tensor:
     """A wrapper subclass that a view op made, marked as sharing the storage of the wrapper that it views."""
     with _disable_current_modes():
-        told: torch.Tensor = return_and_correct_aliasing(func, args, kwargs, out)
-    return told
+        wrapper: torch.Tensor = return_and_correct_aliasing(func, args, kwargs, out)
+    return wrapper
 
 
-# What gives the elements of a sparse tensor.
+# The methods that read elements of a sparse tensor, and their number.
 OF_ELEMENTS: Mapping[str, Any] = {
     name: getattr(torch.Tensor, name) for name in ("_nnz", "_values", "_indices", "values", "indices")
 }
@@ -317,5 +317,5 @@ FUSED_STEPS: tuple[Any, ...] = tuple(
 
 
 def has_unknown_elements(tensor: torch.Tensor) -> bool:
-    """Whether a sparse tensor has a data-dependent number of elements: a fake one says that it is empty."""
+    """Whether a sparse tensor has a data-dependent number of elements: a fake one reports that it is empty."""
     return isinstance(tensor, FakeTensor) and tensor.layout is torch.sparse_coo and not tensor._nnz()

@@ -44,7 +44,7 @@ from functionalize._torch.dynamo import (
     lookup_backend,
     note_origin,
     of_sizes,
-    run_apart,
+    own_tracing_context,
     sizes_by_data,
     to_fakes,
 )
@@ -359,7 +359,7 @@ class _Backend:
         for node in graph.graph.find_nodes(op="placeholder"):
             value = known.get(node.name, node.meta.get("val"))
             values.append(value.detach() if isinstance(value, torch.Tensor) and value.requires_grad else value)
-        with run_apart(mode):
+        with own_tracing_context(mode):
             return self.compiler(graph, values)
 
 

@@ -1,9 +1,10 @@
-"""Questions that a trace asks of data-dependent symbols, and that somebody may answer.
+"""Questions of a trace about data-dependent symbols, which a decider may answer.
 
-Loads sympy: imported where a program is captured only.
+Loads sympy: imported only where a program is captured.
 
-Invariant: an answer is given once for each expression, and the trace goes on as if it held. Limits: what is learned of
-floats is the answer alone: not a number is neither above nor below another. Written against torch 2.13 and 2.15.
+Invariant: each expression is answered once, and the trace goes on as if the answer held. Limits: of an answer about
+floats the trace learns no more than the answer: NaN is neither above nor below another number. Written against torch
+2.13 and 2.15.
 """
 
 from __future__ import annotations
@@ -32,63 +33,63 @@ sympy: Any = symbolic_shapes.sympy  # type: ignore[attr-defined]  # what symbols
 
 
 class Decider(Protocol):
-    """Who knows the data."""
+    """Answers data-dependent questions."""
 
     @property
     def is_open(self) -> bool:
         """Whether new questions are answered."""
 
     def number(self, expression: Any, asked: Any) -> Answer | None:
-        """What an expression comes to, which is that of the number ``asked`` if that is given; None: refused."""
+        """The value of an expression, which is that of the number ``asked``, if given; None: refused."""
 
     def result(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Answer | None:
-        """What an op gives; None: refused."""
+        """The result of an op; None: refused."""
 
 
-class NoTruthError(RuntimeError):
-    """While answers are tried, something else than a bool of sizes of inputs was asked for."""
+class NotBoolError(RuntimeError):
+    """While answers were tried, an operator asked for something else than a bool of sizes of inputs."""
 
 
 class DecidingShapeEnv(ShapeEnv):
-    """Symbols of one trace. Where only the data would tell, it asks ``decider``, if there is one."""
+    """Symbols of one trace. It asks ``decider``, if it has one, data-dependent questions."""
 
     decider: Decider | None = None
-    on_data_symbol: Callable[[], None] | None = None  # is told that there is about to be a data-dependent number
-    _asked: Any = None  # the number whose value is asked for
-    _learnt: int = 0  # how many answers
-    _later: list[Any] | None = None  # gets the numbers that are to be guards later, and not at once
+    on_data_symbol: Callable[[], None] | None = None  # is called before a data-dependent number is made
+    _asked: Any = None  # the number that is evaluated
+    _learnt: int = 0  # the number of answers
+    _later: list[Any] | None = None  # gets the numbers that become guards later, not at once
     _tried: tuple[dict[Any, bool], Mapping[Any, bool]] | None = None  # gets questions; answers to some
-    _here: Callable[[], Any] | None = None  # the line that the program is at
+    _current_line: Callable[[], Any] | None = None  # gives the line that the program is at
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self.lines = dict[Any, Any]()  # of conditions that the trace took for granted, where that is noted
+        self.lines = dict[Any, Any]()  # of the program, by the conditions that the trace assumed there, if noted
         self.dims = dict[Any, str]()  # the names of sizes that callers have named, by symbol
 
     @property
     def is_answered(self) -> bool:
-        """Whether somebody answers what only the data tell."""
+        """Whether data-dependent questions are answered."""
         return self.decider is not None and self.decider.is_open
 
     def create_unbacked_symfloat(self) -> torch.SymFloat:
         """A data-dependent float."""
-        return self._told(super().create_unbacked_symfloat)
+        return self._announced(super().create_unbacked_symfloat)
 
     def create_unbacked_symint(self, *args: Any, **kwargs: Any) -> torch.SymInt:
         """A data-dependent integer."""
-        return self._told(partial(super().create_unbacked_symint, *args, **kwargs))
+        return self._announced(partial(super().create_unbacked_symint, *args, **kwargs))
 
     def create_unbacked_symbool(self) -> torch.SymBool:
         """A data-dependent bool."""
-        return self._told(super().create_unbacked_symbool)
+        return self._announced(super().create_unbacked_symbool)
 
-    def _told(self, create: Callable[[], Symbol]) -> Symbol:
+    def _announced(self, create: Callable[[], Symbol]) -> Symbol:
         if self.on_data_symbol is not None:
             self.on_data_symbol()
         return create()
 
     def evaluate_sym_node(self, sym_node: Any, size_oblivious: bool = False, fallback_value: bool | None = None) -> Any:
-        """The value of a number, which the trace takes for granted."""
+        """The value of a number, which the trace assumes from then on."""
         if self._later is not None and sym_node.pytype is int and sym_node.hint is not None:
             self._later.append(torch.SymInt(sym_node))
             return sym_node.hint
@@ -99,17 +100,17 @@ class DecidingShapeEnv(ShapeEnv):
             self._asked = None
 
     @contextlib.contextmanager
-    def noting_lines(self, here: Callable[[], Any]) -> Iterator[None]:
-        """While ``lines`` gets, for each condition, where the program was when it was asked for."""
-        self._here = here
+    def noting_lines(self, current_line: Callable[[], Any]) -> Iterator[None]:
+        """Note in ``lines``, for each new condition, the line that the program is at."""
+        self._current_line = current_line
         try:
             yield
         finally:
-            self._here = None
+            self._current_line = None
 
     @contextlib.contextmanager
     def later(self, asked: list[Any]) -> Iterator[None]:
-        """While the values of whole numbers are no guards: ``asked`` gets the numbers."""
+        """Add to ``asked`` the whole numbers that are evaluated, instead of guards."""
         before, self._later = self._later, asked
         try:
             yield
@@ -121,13 +122,13 @@ class DecidingShapeEnv(ShapeEnv):
         return any(symbol not in self.backed_var_to_val for symbol in symbols)
 
     def evaluate_expr(self, orig_expr: Any, *args: Any, **kwargs: Any) -> Any:
-        """The value of an expression, which the trace takes for granted."""
+        """The value of an expression, which the trace assumes from then on."""
         if self._tried is not None:
             return self._answer(orig_expr, *self._tried)
         asked, self._asked = self._asked, None
-        known = self._maybe_evaluate_static(orig_expr) if self._learnt or self._of_data(orig_expr) else None
-        if known is not None:
-            return known  # torch remembers what it fell back to before an answer, or a check, told
+        static_value = self._maybe_evaluate_static(orig_expr) if self._learnt or self._of_data(orig_expr) else None
+        if static_value is not None:
+            return static_value  # torch caches the fallback that it used before an answer or a check
         before = len(self.guards)
         try:
             return super().evaluate_expr(orig_expr, *args, **kwargs)
@@ -136,8 +137,8 @@ class DecidingShapeEnv(ShapeEnv):
             if answer is None:
                 raise
         finally:
-            if self._here is not None and len(self.guards) > before:
-                line = self._here()
+            if self._current_line is not None and len(self.guards) > before:
+                line = self._current_line()
                 self.lines = {guard.expr: line for guard in self.guards[before:]} | self.lines
         if isinstance(answer, float):
             return answer
@@ -146,9 +147,9 @@ class DecidingShapeEnv(ShapeEnv):
 
     @contextlib.contextmanager
     def trying(self, path: dict[Any, bool], answers: Mapping[Any, bool]) -> Iterator[None]:
-        """While answers are tried, and nothing is taken for granted. ``path`` gets all questions with their answers.
+        """Try answers, and assume nothing. ``path`` gets all questions with their answers.
 
-        What ``answers`` has no answer to is answered by the example.
+        The example answers the questions that ``answers`` lacks.
         """
         self._tried = path, answers
         try:
@@ -157,16 +158,16 @@ class DecidingShapeEnv(ShapeEnv):
             self._tried = None
 
     def _answer(self, question: Any, path: dict[Any, bool], answers: Mapping[Any, bool]) -> Any:
-        known = self._maybe_evaluate_static(question)
-        if known is not None:
-            return known
-        truth = question.xreplace(self.backed_var_to_val)
-        if truth not in (sympy.true, sympy.false):
-            raise NoTruthError(str(question))
-        return sympy.sympify(path.setdefault(question, answers.get(question, bool(truth))))
+        static_value = self._maybe_evaluate_static(question)
+        if static_value is not None:
+            return static_value
+        example = question.xreplace(self.backed_var_to_val)
+        if example not in (sympy.true, sympy.false):
+            raise NotBoolError(str(question))
+        return sympy.sympify(path.setdefault(question, answers.get(question, bool(example))))
 
     def _learn(self, expression: Any, answer: Answer) -> None:
-        """Know from now on what an answer implies."""
+        """Use from now on what an answer implies."""
         if any(symbol.is_integer is not True for symbol in expression.free_symbols):
             return
         if answer is not False:  # perhaps that a size is one: kernels that take sizes for larger would get it wrong
@@ -178,13 +179,13 @@ class DecidingShapeEnv(ShapeEnv):
         self._update_version_counter()
 
     def _get_key(self) -> Any:
-        """What torch's caches of answers hold for: they would not see what was learnt since."""
+        """The key of torch's caches of answers, which would not see what was learnt since."""
         return (*super()._get_key(), self._learnt)
 
 
 @contextlib.contextmanager
 def deciding(environment: Any, decider: Decider | None) -> Iterator[None]:
-    """Have somebody answer what is asked of a trace's symbols; nobody where the trace is none of ours."""
+    """Have ``decider`` answer questions about a trace's symbols; does nothing if the trace is not ours."""
     ours = isinstance(environment, DecidingShapeEnv)
     if ours:
         environment.decider = decider
@@ -196,7 +197,7 @@ def deciding(environment: Any, decider: Decider | None) -> Iterator[None]:
 
 
 def kind_of(expression: Any, asked: Any) -> type[Answer]:
-    """What kind of number is asked for."""
+    """The Python type of the number that is evaluated."""
     if asked is not None:
         return asked.pytype  # type: ignore[no-any-return]
     if isinstance(expression, sympy.logic.boolalg.Boolean):
@@ -205,9 +206,9 @@ def kind_of(expression: Any, asked: Any) -> type[Answer]:
 
 
 def number_node(tracer: Any, expression: Any, asked: Any) -> Node | None:
-    """The node of a number: the one that the program computed, else arithmetic on those of its symbols.
+    """The node of a number: the node that the program computed, else arithmetic on the nodes of its symbols.
 
-    None where the tracer has not seen one of these yet.
+    None if the tracer has not seen one of the symbols yet.
     """
     if asked is not None:
         kinds: dict[Any, Any] = {bool: torch.SymBool, int: torch.SymInt, float: torch.SymFloat}
@@ -227,7 +228,7 @@ def _arithmetic(tracer: Any, expression: Any, nodes: dict[Any, Node]) -> Node:
     """Nodes that compute an expression, each with its value as a symbol in its meta."""
     last: Node = next(reversed(tracer.graph.nodes))
     plain = {symbol: Proxy(node, tracer) for symbol, node in nodes.items()}
-    with torch._C._EnableTorchFunction():  # what stands for a node reaches the larger of two numbers by it
+    with torch._C._EnableTorchFunction():  # a proxy intercepts `sym_max` by it
         result: Node = _interpreted(PythonReferenceAnalysis, plain, expression).node
     added = itertools.takewhile(lambda node: node is not last, reversed(tracer.graph.nodes))
     with disable_proxy_modes_tracing():

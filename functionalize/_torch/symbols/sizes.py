@@ -1,7 +1,7 @@
-"""Sizes and numbers that are symbols: what a trace knows of them, and what it asks where they are data-dependent.
+"""Symbolic sizes and numbers: what a trace knows of them, and its questions about data-dependent ones.
 
-Invariant: no symbol is pinned by a guard, but where a question is answered. Limits: loads no sympy, which where there
-are symbols torch has loaded.
+Invariant: no guard pins a symbol, except by the answer to a question. Limits: does not load sympy, which torch has
+loaded where there are symbols.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ def is_symbol(number: Any) -> bool:
 
 
 def has_symbol(value: Any) -> bool:
-    """Whether it is a symbol, or a tensor of symbolic sizes."""
+    """Whether a value is a symbol, or a tensor of symbolic sizes."""
     return isinstance(value, SYMBOLS) or (isinstance(value, torch.Tensor) and is_symbolic(value))
 
 
 def settled(number: Any) -> Any:
-    """A size as a plain number, where the trace has found by now which one it is: no node computes it then."""
-    known = number.node.maybe_as_int() if isinstance(number, torch.SymInt) else None
-    return number if known is None else known
+    """A size as a plain number if the trace knows it by now, so that no node computes it; else the size itself."""
+    value = number.node.maybe_as_int() if isinstance(number, torch.SymInt) else None
+    return number if value is None else value
 
 
 def hint_of(number: Any, fallback: int | None = None) -> Any:
-    """The size that a symbol has in this trace, without a guard; of one that comes from data the fallback."""
+    """The value of a symbol in this trace, without a guard; the fallback if it is data-dependent."""
     node = number.node
     if node.hint is not None:
         return node.hint
-    if node.shape_env.has_guarding_hint(node.expr):  # was equated with sizes of inputs after it was made
+    if node.shape_env.has_guarding_hint(node.expr):  # equated with sizes of inputs after it was made
         return node.shape_env.guarding_hint_or_throw(node.expr)
     return None if fallback is None else node.shape_env.optimization_hint(node.expr, fallback=fallback)
 
@@ -53,7 +53,7 @@ def unbacked(numbers: Sequence[Any]) -> bool:
 def steps_over(tensor: torch.Tensor, outer: int, inner: int) -> bool:
     """Whether one dimension's stride is known to be larger than another's, where both have several positions.
 
-    Where they are data-dependent: for all sizes with which the tensor has elements.
+    If they are data-dependent: for all sizes with which the tensor has elements.
     """
     from torch.fx.experimental import symbolic_shapes  # here, as below: loads sympy
     from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
@@ -70,8 +70,10 @@ def steps_over(tensor: torch.Tensor, outer: int, inner: int) -> bool:
     several = sympy.Dummy("several", integer=True, positive=True)
     ranges[several] = ValueRanges(2, _MOST)
     own = {} if type(sizes[inner]) is int else {sizes[inner].expr: several}
-    one, other = (stride if type(stride) is int else stride.expr for stride in (strides[outer], strides[inner]))
-    ratio, unit = (sympy.Integer(1) * one / other).xreplace(own).as_numer_denom()
+    outer_stride, inner_stride = (
+        stride if type(stride) is int else stride.expr for stride in (strides[outer], strides[inner])
+    )
+    ratio, unit = (sympy.Integer(1) * outer_stride / inner_stride).xreplace(own).as_numer_denom()
     return bool(unit.is_number and bound_sympy(ratio, ranges).lower > unit)
 
 
@@ -80,16 +82,16 @@ def _ranges(node: Any) -> dict[Any, Any]:
 
 
 def decided(condition: Any) -> bool | None:
-    """The answer to a question of data-dependent sizes; None where the trace does not answer."""
+    """The answer to a question about data-dependent sizes; None if the trace does not answer."""
     environment: Any = condition.node.shape_env if isinstance(condition, torch.SymBool) else None
     asked = environment is not None and hint_of(condition) is None
     return None if asked and not getattr(environment, "is_answered", False) else bool(condition)
 
 
 def decide_ones(sizes: Sequence[Any]) -> None:
-    """Ask of each data-dependent size whether it is one, where the trace answers; else it is taken to be larger.
+    """Ask whether each data-dependent size is 1, if the trace answers; else check that it is not.
 
-    Torch takes each to be larger, without a word.
+    Torch assumes, without a check, that each is larger.
     """
     for size in sizes:
         environment: Any = size.node.shape_env if is_symbol(size) else None
@@ -101,14 +103,14 @@ def decide_ones(sizes: Sequence[Any]) -> None:
 
 
 def pieces_of(tensor: torch.Tensor, dim: int = 0) -> list[tuple[torch.Tensor, int, int]]:
-    """What ``select`` takes to give what ``unbind`` does. Their number is asked where it is data-dependent."""
+    """The arguments by which ``select`` returns the results of ``unbind``. Asks for their number if data-dependent."""
     return [(tensor, dim, number) for number in range(int(tensor.size(dim)))]
 
 
 def offset_of_part(tensor: torch.Tensor, dim: int = 0, start: Any = None, *_: Any) -> Any:
-    """The data-dependent storage offset of a slice, or of a selected position; None for a known one.
+    """The data-dependent storage offset of a slice, or of a selected position; None if it is known.
 
-    As slices do, it takes a start beyond the tensor for the nearest one; a position beyond it is an error elsewhere.
+    It clamps a start beyond the tensor, as slices do; a position beyond the tensor is an error elsewhere.
     """
     if not (is_symbol(start) and unbacked([start])):
         return None
@@ -119,9 +121,9 @@ def offset_of_part(tensor: torch.Tensor, dim: int = 0, start: Any = None, *_: An
 
 
 def decide_broadcasts(shapes: Sequence[Sequence[Any]]) -> None:
-    """Ask of each data-dependent size that is broadcast with another one whether it is one.
+    """Ask whether each data-dependent size that is broadcast with another size is 1.
 
-    Where the trace does not answer, torch takes it for the other one, and checks that when the program runs.
+    If the trace does not answer, torch assumes that the two are equal, and checks that when the program runs.
     """
     for sizes in itertools.zip_longest(*map(reversed, shapes), fillvalue=1):
         for size in filter(is_symbol, sizes):
@@ -131,24 +133,24 @@ def decide_broadcasts(shapes: Sequence[Sequence[Any]]) -> None:
 
 
 def decide_batches(batches: Sequence[Sequence[Any]]) -> None:
-    """Ask of the sizes of batches that are multiplied whether they are one; those that are not are equal."""
+    """Ask whether sizes of batches that are multiplied are 1; two sizes that are not 1 are equal."""
     from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_and  # here: loads sympy
 
     decide_broadcasts(batches)
-    for one, other in zip(reversed(batches[0]), reversed(batches[-1]), strict=False):
-        if unbacked([one, other]) and statically_known_true(sym_and(one != 1, other != 1)):
-            torch._check(one == other)
+    for size, other in zip(reversed(batches[0]), reversed(batches[-1]), strict=False):
+        if unbacked([size, other]) and statically_known_true(sym_and(size != 1, other != 1)):
+            torch._check(size == other)
 
 
 def _differ(size: Any, other: Any) -> bool:
-    """Whether a size may be another one, which is not one; -1 is what `expand` writes for the same."""
+    """Whether a size may differ from another that is not 1; `expand` writes -1 for the same size."""
     if type(other) is int:
         return other not in (1, -1)
     return bool(size.node.expr != other.node.expr)
 
 
 def sized_by_data(tensor: FakeTensor, numbers: Sequence[Any] = ()) -> bool:
-    """Whether sizes, of a tensor or among numbers and lists of some, are data-dependent, or were so until a guard."""
+    """Whether sizes of a tensor, or in numbers and lists of numbers, are data-dependent, or were until a guard."""
     symbols: list[Any] = []
     for number in numbers:
         symbols += filter(is_symbol, number if isinstance(number, (list, tuple)) else [number])
@@ -158,7 +160,7 @@ def sized_by_data(tensor: FakeTensor, numbers: Sequence[Any] = ()) -> bool:
 
 
 def forget_offset(handle: FakeTensor) -> None:
-    """Drop the symbol of a view's storage offset from those that torch awaits: its copy starts at zero."""
+    """Drop the symbol of a view's storage offset from those that torch awaits: a copy of the view starts at zero."""
     environment, offset = handle.fake_mode.shape_env, handle.storage_offset()
     if environment is not None and isinstance(offset, torch.SymInt):
         pending = environment.pending_fresh_unbacked_symbols
@@ -167,7 +169,7 @@ def forget_offset(handle: FakeTensor) -> None:
 
 @contextlib.contextmanager
 def new_symbols_wait(handle: Any) -> Iterator[None]:
-    """While others are recorded than the node that has the new symbols of a view: the tracer binds them to the next."""
+    """While nodes before that of a view are recorded: the tracer would bind the view's new symbols to the next node."""
     environment = handle.fake_mode.shape_env
     waiting, environment.pending_fresh_unbacked_symbols = environment.pending_fresh_unbacked_symbols, []
     try:

@@ -1,6 +1,6 @@
-"""Symbolic sizes: how a size becomes a symbol, and what a trace has taken for granted of it.
+"""Symbolic sizes: how a size becomes a symbol, and what a trace assumes of it.
 
-Loads sympy: imported where sizes are symbols only. Limits: written against torch 2.13 and 2.15.
+Loads sympy: imported only where sizes are symbols. Limits: written against torch 2.13 and 2.15.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch._dynamo.source import ConstantSource  # a symbol wants to know where it comes from
+from torch._dynamo.source import ConstantSource  # a symbol needs a source
 from torch.export import Dim
 from torch.export.dynamic_shapes import _DerivedDim, _DimHint, _DimHintType  # of `2 * Dim("n")`, of `Dim.AUTO`
 from torch.fx.experimental.proxy_tensor import _enable_thunkify, disable_proxy_modes_tracing, track_tensor_tree
@@ -19,12 +19,12 @@ from torch.utils._sympy.printers import PythonPrinter
 
 from functionalize._torch.fakes import FakeTensorMode
 
-assume: Any = torch._check  # documented, in spite of its name
+assume: Any = torch._check  # documented, though its name is private
 DerivedDim, NamedDim = _DerivedDim, Dim
 
 
 def is_dim(entry: Any) -> bool:
-    """Whether an entry in ``dynamic_shapes`` says something of a dimension, beside numbers."""
+    """Whether an entry in ``dynamic_shapes`` describes a dimension, other than as a number."""
     return isinstance(entry, (_DimHint, Dim))
 
 
@@ -32,7 +32,7 @@ def is_dynamic(dim: Any) -> bool:
     """Whether a dimension's entry in ``dynamic_shapes`` lets it differ."""
     if isinstance(dim, _DimHint):
         return dim.type is not _DimHintType.STATIC
-    return isinstance(dim, Dim)  # a derived one is one
+    return isinstance(dim, Dim)  # a derived `Dim` is a `Dim`
 
 
 def named_dim(entry: Any) -> Any:
@@ -43,7 +43,7 @@ def named_dim(entry: Any) -> Any:
 
 
 def may_specialize(dim: Any) -> bool:
-    """Whether it is for the program to decide whether the dimension can differ."""
+    """Whether the program determines if the dimension can differ."""
     return isinstance(dim, _DimHint) and dim.type is _DimHintType.AUTO
 
 
@@ -56,19 +56,19 @@ def with_symbols(mode: FakeTensorMode, tensor: torch.Tensor, name: str, dynamic:
 
 
 def track_input(tracer: Any, tensor: torch.Tensor, node: Any) -> None:
-    """Let a tensor stand for a placeholder, and its symbols for its sizes; their nodes come when they are used."""
+    """Track a tensor as a placeholder, and its symbols as its sizes; nodes for these are added on first use."""
     with disable_proxy_modes_tracing(), _enable_thunkify(tracer):
         track_tensor_tree(tensor, torch.fx.Proxy(node, tracer), constant=None, tracer=tracer)
 
 
 def asserted(environment: ShapeEnv) -> Iterator[Any]:
-    """What the trace took for granted of data-dependent symbols, as expressions."""
-    found = (one.expr for several in environment.deferred_runtime_asserts.values() for one in several)
-    return iter(dict.fromkeys(found))
+    """The conditions on data-dependent symbols that the trace assumes, as expressions."""
+    conditions = (check.expr for several in environment.deferred_runtime_asserts.values() for check in several)
+    return iter(dict.fromkeys(conditions))
 
 
 class SizesAsText(NamedTuple):
-    """Sizes of arguments by name, bounds of symbols, conditions on these, and what they were at the capture."""
+    """Sizes of arguments by name, bounds of symbols, conditions on these, and their values at the capture."""
 
     arguments: dict[str, list[Any]]
     bounds: dict[str, Any]
@@ -77,20 +77,20 @@ class SizesAsText(NamedTuple):
 
 
 def sizes_of(arguments: Mapping[str, torch.Tensor]) -> SizesAsText:
-    """Of arguments with symbols among their sizes."""
-    found = {name: [_text(size) for size in tensor.size()] for name, tensor in arguments.items()}
+    """The sizes of arguments, as text; empty if no size is a symbol."""
+    texts = {name: [_text(size) for size in tensor.size()] for name, tensor in arguments.items()}
     free = _symbolic(arguments.values())
     if not free:
         return SizesAsText({}, {}, [], {})
     environment, symbols = free[0].shape_env, set().union(*(node.expr.free_symbols for node in free))
     bounds = {str(symbol): [_finite(end) for end in _ends(environment.var_to_range[symbol])] for symbol in symbols}
-    conditions = [str(one) for one in guards(environment) if one.free_symbols <= symbols]
+    conditions = [str(guard) for guard in guards(environment) if guard.free_symbols <= symbols]
     examples = {str(symbol): int(environment.guarding_hint_or_throw(symbol)) for symbol in symbols}
-    return SizesAsText(found, bounds, conditions, examples)
+    return SizesAsText(texts, bounds, conditions, examples)
 
 
 def environment_of(tensors: Iterable[torch.Tensor]) -> ShapeEnv | None:
-    """What the symbols among the sizes of tensors belong to."""
+    """The environment of the symbols in the sizes of tensors; None without symbols."""
     return next((node.shape_env for node in _symbolic(tensors)), None)
 
 
@@ -112,28 +112,28 @@ def _finite(end: Any) -> int | None:
 
 
 def guards(environment: ShapeEnv) -> Iterator[Any]:
-    """What the trace took for granted of the symbols, as expressions."""
+    """The conditions on symbols that the trace assumes, as expressions."""
     return iter(dict.fromkeys(guard.expr for guard in environment.guards))
 
 
-_LOOKED_AHEAD = 257  # sizes beyond that of an example
+_SEARCHED = 257  # sizes above that of an example
 
 
 def _compared_with_one(condition: Any) -> Any:
-    """The number that a condition says to be 1, or below 2."""
-    kind: str = type(condition).__name__
+    """The number that a condition requires to be 1, or below 2."""
+    relation: str = type(condition).__name__
     args: Any = getattr(condition, "args", ())
-    if kind in ("GreaterThan", "StrictGreaterThan"):
-        kind, args = kind.replace("Greater", "Less"), args[::-1]
-    bound = {"Equality": 1, "LessThan": 1, "StrictLessThan": 2}.get(kind)
+    if relation in ("GreaterThan", "StrictGreaterThan"):
+        relation, args = relation.replace("Greater", "Less"), args[::-1]
+    bound = {"Equality": 1, "LessThan": 1, "StrictLessThan": 2}.get(relation)
     return args[0] if bound is not None and args[1] == bound else None
 
 
 class TakenForGranted:
-    """What a trace took for granted of the sizes of its inputs, and on which lines."""
+    """The conditions on the sizes of its inputs that a trace assumes, and the lines that require them."""
 
     def __init__(self, environment: ShapeEnv | None, names: Mapping[Any, str]) -> None:
-        """``environment``: None where all sizes are numbers; ``names``: what messages call the symbols of sizes."""
+        """``environment``: None if all sizes are numbers; ``names``: names of the symbols of sizes in messages."""
         self._environment: Any = environment
         self._names, self._conditions = dict(names), list[Any]()
         if environment is None:
@@ -154,7 +154,7 @@ class TakenForGranted:
         return type(size) is int or self._environment.simplify(size.node.expr).is_number
 
     def broken_by(self, values: Mapping[Any, int]) -> Any:
-        """The first condition that some sizes do not meet; None where they meet all conditions."""
+        """The first condition that some sizes do not meet; None if they meet all conditions."""
         return next((each for each in self._conditions if str(each.xreplace(dict(values))) == "False"), None)
 
     def equates(self, condition: Any) -> bool:
@@ -162,29 +162,29 @@ class TakenForGranted:
         return type(condition).__name__ == "Equality" and all(part.is_symbol for part in condition.args)
 
     def larger(self, symbol: Any, values: Mapping[Any, int]) -> tuple[Any, int] | None:
-        """What holds since a size that is computed of a symbol is 0 or 1, and from which value on it is larger.
+        """A condition that holds because a size computed from a symbol is 0 or 1, and the first value that breaks it.
 
-        ``values``: of the symbols, in the example. Torch takes these two sizes for programs of their own.
+        ``values``: of the symbols, in the example. Torch makes programs of their own for the sizes 0 and 1.
         """
         for condition in self._conditions:
             size = _compared_with_one(condition) if symbol in getattr(condition, "free_symbols", ()) else None
             if size is None or size.is_symbol or size.has(Mod, PythonMod) or size.xreplace(dict(values)) not in (0, 1):
                 continue
-            ahead = range(values[symbol] + 1, values[symbol] + _LOOKED_AHEAD)
-            larger = (n for n in ahead if str(condition.xreplace({**values, symbol: n})) == "False")
+            candidates = range(values[symbol] + 1, values[symbol] + _SEARCHED)
+            larger = (n for n in candidates if str(condition.xreplace({**values, symbol: n})) == "False")
             value = next(larger, None)
             if value is not None:
                 return condition, value
         return None
 
     def said_of(self, name: str) -> tuple[str, str] | None:
-        """The line that made a size a number, and why; None where it is unknown."""
+        """The line that made a size a number, and why; None if it is unknown."""
         equal = [each for each in self._conditions if type(each).__name__ == "Equality" and not self.equates(each)]
         of_it = [each for each in equal if name in {self._names.get(symbol) for symbol in each.free_symbols}]
         return self.said(of_it[0]) if of_it else None
 
     def said(self, condition: Any) -> tuple[str, str]:
-        """The line that asked for a condition, and what it is."""
+        """The line that required a condition, and the condition in words."""
         line = getattr(self._environment, "lines", {}).get(condition, "unknown")
         named = {
             symbol: type(symbol)(self._names[symbol]) for symbol in condition.free_symbols if symbol in self._names

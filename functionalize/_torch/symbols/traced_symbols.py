@@ -1,6 +1,6 @@
-"""The symbols of the graph that ``make_fx`` traces: which nodes give them, and those that we add to the tracer.
+"""The symbols of the graph that ``make_fx`` traces: which nodes compute them, and symbols that we add to the tracer.
 
-Invariant: a symbol that is tracked here is found by torch's own tracing code. Limits: one graph a tracer.
+Invariant: torch's own tracing code finds each symbol that is tracked here. Limits: one graph a tracer.
 """
 
 from __future__ import annotations
@@ -32,41 +32,41 @@ _ENDLESS = frozenset({*_COMPARISONS, *_ARITHMETIC, operator.pow})
 
 
 def symbol_node(tracer: Any, symbol: Any) -> Any:
-    """The node that gives a symbol; a number for one that a guard has pinned."""
-    found = fetch_sym_proxy(tracer)(symbol)
-    return found.node if isinstance(found, Proxy) else found
+    """The node that computes a symbol; a number if a guard has pinned it."""
+    proxy = fetch_sym_proxy(tracer)(symbol)
+    return proxy.node if isinstance(proxy, Proxy) else proxy
 
 
 def is_foregone(out: Any, args: Any) -> bool:
-    """Whether symbols of floats were compared, and the answer is known: it is not, where they may be NaN."""
+    """Whether a comparison of symbols of floats has got a fixed answer, though they may be NaN."""
     if not isinstance(out, torch.SymBool) or out.node.expr.free_symbols:
         return False
     return any(isinstance(arg, torch.SymFloat) and arg.node.expr.free_symbols for arg in args)
 
 
 def is_endless(func: Any, args: Any) -> bool:
-    """Whether symbols of floats meet an infinity, or what is NaN, of which sympy has rules of its own."""
+    """Whether arithmetic on symbols of floats involves an infinity or NaN, for which sympy has rules of its own."""
     constant = any(isinstance(arg, float) and not math.isfinite(arg) for arg in args)
     return constant and func in _ENDLESS and any(isinstance(arg, torch.SymFloat) for arg in args)
 
 
 def endless(tracer: Any, func: Any, args: Any) -> Any:
-    """A symbol of its own for what :func:`is_endless` says of."""
+    """A new symbol for the result of a call for which :func:`is_endless` holds."""
     return (compared if func in _COMPARISONS else opaque_float)(tracer, func, args)
 
 
 def compared(tracer: Any, func: Any, args: Any) -> Any:
-    """A symbol of its own for a comparison: `x == x` is false where ``x`` is not a number."""
+    """A new symbol for a comparison: `x == x` is false if ``x`` is NaN."""
     return _opaque(tracer, func, args, "create_unbacked_symbool")
 
 
 def opaque_float(tracer: Any, func: Any, args: Any) -> torch.SymFloat:
-    """A symbol of its own for what a function of symbols gives, which becomes a node."""
+    """A new symbol for the result of a function of symbols, which becomes a node."""
     return _opaque(tracer, func, args, "create_unbacked_symfloat")  # type: ignore[no-any-return]
 
 
 def whole_number_of(tracer: Any, condition: Any) -> Any:
-    """A symbol of its own for the whole number that a data-dependent bool is: zero or one."""
+    """A new symbol for a data-dependent bool as a whole number: 0 or 1."""
     from torch.fx.experimental.symbolic_shapes import constrain_range  # here: loads sympy
 
     number = _opaque(tracer, torch.sym_ite, (condition, 1, 0), "create_unbacked_symint")
@@ -76,16 +76,16 @@ def whole_number_of(tracer: Any, condition: Any) -> Any:
 
 def _opaque(tracer: Any, func: Any, args: Any, create: str) -> Any:
     environment = next(arg.node.shape_env for arg in args if isinstance(arg, SYMBOLS))
-    with environment.ignore_fresh_unbacked_symbols():  # no op gives it
+    with environment.ignore_fresh_unbacked_symbols():  # no op returns it
         made = getattr(environment, create)()
     _sym_register(tracer, func, args, made)
     return made
 
 
 def symbol_node_of(tracer: Any, expression: Any) -> Node | None:
-    """The node that gives a symbol, by the expression that it was made as; None where the tracer has not seen it.
+    """The node that computes a symbol, by the expression that it was made as; None if the tracer has not seen it.
 
-    It gives what the data say, also where a guard has pinned the symbol since.
+    The node's value depends on tensor values, even if a guard has pinned the symbol since.
     """
     entry = tracer.sympy_expr_tracker.get(expression)
     if entry is None:
@@ -95,18 +95,18 @@ def symbol_node_of(tracer: Any, expression: Any) -> Node | None:
 
 
 def record_symbols(mode: ProxyTorchDispatchMode, arguments: Any) -> None:
-    """Have the nodes for the symbols among some arguments now: the tracer adds them when they are first used."""
+    """Add the nodes for the symbols among some arguments now: the tracer would add them on first use."""
     for number in pytree.tree_leaves(arguments):
         if is_symbol(number) and number in mode.tracer.symnode_tracker:
             fetch_sym_proxy(mode.tracer)(number)
 
 
-_the_number: Any = torch.sym_int  # a function like any other to a graph
+_the_number: Any = torch.sym_int  # a function that a graph can call
 
 
 @cache
 def _arithmetic() -> Any:
-    """Torch's arithmetic on symbols, which of a quotient of integers makes an expression, whatever is done with it."""
+    """Torch's arithmetic on symbols, which makes a quotient of integers an expression, whatever is done with it."""
     from torch.utils._sympy.reference import PythonReferenceAnalysis  # here: loads sympy
 
     class Arithmetic(PythonReferenceAnalysis):
@@ -117,7 +117,7 @@ def _arithmetic() -> Any:
 
 
 def track_symbols(mode: ProxyTorchDispatchMode, handle: torch.Tensor) -> None:
-    """Give the tracer the sizes of a tensor whose making it did not see: as arithmetic on symbols that it knows.
+    """Track the sizes of a tensor that the tracer did not see being made, as arithmetic on tracked symbols.
 
     Nodes for the arithmetic appear when a symbol is used. The tracer does the same for sums and products by itself,
     and gives up on powers, minima and the like, and on numbers: symbols that a guard has pinned.
@@ -141,19 +141,19 @@ def track_symbols(mode: ProxyTorchDispatchMode, handle: torch.Tensor) -> None:
             with _enable_thunkify(tracer):
                 _sym_register(tracer, _the_number, (int(expression),), symbol)
             continue
-        known = tracer.sympy_expr_tracker
-        if not known.keys() >= expression.free_symbols:
+        tracked = tracer.sympy_expr_tracker
+        if not tracked.keys() >= expression.free_symbols:
             continue
         with _enable_thunkify(tracer):
-            values = {free: known[free].value for free in expression.free_symbols}
+            values = {free: tracked[free].value for free in expression.free_symbols}
             same = sympy_interp(_arithmetic(), values, expression)
         if is_symbol(same) and same in tracer.symnode_tracker:
             tracer.symnode_tracker[symbol] = tracer.symnode_tracker[same]
 
 
 def track_symbol(mode: ProxyTorchDispatchMode, symbol: Any, same: Any) -> None:
-    """Let a symbol that no node gives stand for a number that is computed from such."""
+    """Let a symbol that no node computes stand for the node of ``same``, a number that equals it."""
     tracer: Any = mode.tracer
-    known, name = tracer.sympy_expr_tracker, symbol.node.expr
-    if not name.free_symbols <= known.keys():
+    tracked, name = tracer.sympy_expr_tracker, symbol.node.expr
+    if not name.free_symbols <= tracked.keys():
         set_proxy_slot(symbol, tracer, get_proxy_slot(same, tracer))

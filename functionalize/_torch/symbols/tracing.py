@@ -1,7 +1,7 @@
 """The graph that ``make_fx`` traces, or would trace: which node a tensor or a symbol stands for, nodes that we add.
 
-Invariant: a tensor that is tracked here is found by torch's own tracing code, and a node that is added here is what
-that would have added. Limits: one graph a tracer.
+Invariant: torch's own tracing code finds each tensor that is tracked here, and would have added the nodes that are
+added here. Limits: one graph a tracer.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from torch.fx.experimental.proxy_tensor import (  # proxies are attached to tens
     set_original_aten_op,
     track_tensor_tree,
 )
-from torch.fx.graph import _register_custom_builtin  # names that the code of graphs may use; there is no public way
+from torch.fx.graph import _register_custom_builtin  # makes names known to the code of graphs; there is no public way
 from torch.fx.immutable_collections import immutable_dict
 from torch.utils import _pytree as pytree
 
@@ -44,20 +44,20 @@ from functionalize.ops import traits
 
 _NO_KWARGS: dict[str, Any] = immutable_dict()
 
-# A graph's code writes complex constants as Python prints them, `(nan+nanj)`: FX knows `nan` and `inf` alone.
+# A graph's code writes complex constants as Python prints them, `(nan+nanj)`: FX knows only `nan` and `inf`.
 _register_custom_builtin("nanj", "from cmath import nanj", nanj)
 _register_custom_builtin("infj", "from cmath import infj", infj)
 
 
 class TensorTracker(MutableMapping[torch.Tensor, _ProxyTensor]):
-    """What tensors stand for, while they live; by identity, as torch's own dictionary for it, which asks more often."""
+    """The entries of tensors, by identity, while they live: as torch's own dictionary, with fewer calls."""
 
     def __init__(self) -> None:
         self._refs: dict[int, _Ref] = {}
 
     def get(self, tensor: torch.Tensor, default: Any = None) -> Any:
-        found = self._refs.get(id(tensor))
-        return default if found is None else found.entry
+        ref = self._refs.get(id(tensor))
+        return default if ref is None else ref.entry
 
     def __getitem__(self, tensor: torch.Tensor) -> _ProxyTensor:
         return self._refs[id(tensor)].entry
@@ -83,7 +83,7 @@ class TensorTracker(MutableMapping[torch.Tensor, _ProxyTensor]):
         self._refs.clear()
 
     def node(self, tensor: torch.Tensor) -> Node | None:
-        """The node that a tensor stands for; None without one, and for constants."""
+        """The node that a tensor stands for; None if it has no node, and for constants."""
         ref = self._refs.get(id(tensor))
         if ref is None or ref.entry.constant is not None:
             return None
@@ -104,21 +104,21 @@ class _Ref(weakref.ref[torch.Tensor]):
 class _NodeEntry(_ProxyTensor):
     """An entry for a node, made on first use; its proxy is made when torch asks for it."""
 
-    def __init__(self, given: Node | Callable[[], Node], tracer: Any) -> None:
+    def __init__(self, node: Node | Callable[[], Node], tracer: Any) -> None:
         self._tracer, self.constant = tracer, None
-        if isinstance(given, Node):
-            self.__dict__["node"] = given  # as if it were made already
+        if isinstance(node, Node):
+            self.__dict__["node"] = node  # the cached property's value
         else:
-            self._given = given
+            self._make = node
 
     @cached_property
     def node(self) -> Node:
-        return self._given()
+        return self._make()
 
     @property
     def parents(self) -> list[Node]:
-        """What the node is made of, while it is not made."""
-        return [value for value in getattr(self._given, "args", ()) if isinstance(value, Node)]
+        """The nodes that the node will be made from, while it is not made."""
+        return [value for value in getattr(self._make, "args", ()) if isinstance(value, Node)]
 
     @cached_property
     def proxy(self) -> Proxy:  # type: ignore[override]
@@ -139,22 +139,22 @@ _names: dict[int, tuple[Any, str]] = {}  # by identity: the hash of an op is a m
 
 
 def name_for(op: Any) -> str:
-    """What ``make_fx`` names a node of an op."""
-    known = _names.get(id(op))
-    if known is None:
-        known = _names[id(op)] = op, str(Graph()._target_to_str(op.overloadpacket.__name__))
-    return known[1]
+    """The name that ``make_fx`` gives a node of an op."""
+    entry = _names.get(id(op))
+    if entry is None:
+        entry = _names[id(op)] = op, str(Graph()._target_to_str(op.overloadpacket.__name__))
+    return entry[1]
 
 
 def new_node(
-    graph: Graph, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str, kind: str = "call_function"
+    graph: Graph, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str, opcode: str = "call_function"
 ) -> Node:
-    """A call of an op, given nodes, in a graph that no module owns.
+    """Add a call of an op on nodes, in a graph that no module owns.
 
-    As ``create_node``, which takes twice as long: it searches the arguments for symbols, and calls hooks.
+    Like ``create_node``, which takes twice as long: it searches the arguments for symbols, and calls hooks.
     """
     unique = graph._graph_namespace.create_name(name, None)
-    node = Node(graph, unique, kind, target, args, kwargs or _NO_KWARGS)
+    node = Node(graph, unique, opcode, target, args, kwargs or _NO_KWARGS)
     graph._graph_namespace.associate_name_with_obj(unique, node)
     graph._insert(node)
     graph._find_nodes_lookup_table.insert(node)
@@ -163,22 +163,22 @@ def new_node(
 
 
 def op_node(tracer: Any, op: Any, args: Any, kwargs: Any) -> Node:
-    """A call of an op on tensors that the tracer knows, or that become attributes of the graph."""
+    """Add a call of an op on tensors that the tracer knows, or that become attributes of the graph."""
 
-    def given(value: Any) -> Any:
+    def node_of(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             return tracked_node(tracer, value) or tracer.create_arg(value)
         return symbol_node(tracer, value) if isinstance(value, SYMBOLS) else value
 
-    args, kwargs = pytree.tree_map(given, (tuple(args), dict(kwargs)))
+    args, kwargs = pytree.tree_map(node_of, (tuple(args), dict(kwargs)))
     return new_node(tracer.graph, op, args, kwargs, name_for(op))
 
 
 def new_placeholder(graph: Graph, name: str) -> Node:
-    """A placeholder of just this name, which is an identifier that is not in use yet.
+    """Add a placeholder of exactly this name, which is an identifier that is not in use yet.
 
-    FX renames what is called like a function of Python's (`input` to `input_1`). It never gives such a name to another
-    node, so this one can have it back.
+    FX renames a node with the name of a Python function (`input` to `input_1`). It never gives such a name to another
+    node, so this node can have it back.
     """
     node = new_node(graph, name, (), {}, name, "placeholder")
     if node.name != name:
@@ -187,12 +187,12 @@ def new_placeholder(graph: Graph, name: str) -> Node:
 
 
 def track(tracer: Any, tensor: torch.Tensor, node: Node | Callable[[], Node]) -> None:
-    """Let a tensor of plain sizes stand for a node, or for one that is made when it is used."""
+    """Let a tensor of plain sizes stand for a node, or for a node that is made on first use."""
     tracer.tensor_tracker[tensor] = _NodeEntry(node, tracer)
 
 
 def tracked_node(tracer: Any, tensor: torch.Tensor) -> Node | None:
-    """The node that a tensor stands for, also as a constant; None without one."""
+    """The node that a tensor stands for, also as a constant; None if it has no node."""
     entry = tracer.tensor_tracker.get(tensor)
     if entry is None:
         return None
@@ -200,21 +200,21 @@ def tracked_node(tracer: Any, tensor: torch.Tensor) -> Node | None:
 
 
 def nodes_in_use(tracer: Any) -> set[Node]:
-    """The nodes that a tensor stands for, or part of whose results it is, and which further nodes may take."""
-    found = set[Node]()
+    """The nodes that tracked tensors stand for, or will be made from: later nodes may take them."""
+    nodes = set[Node]()
     for entry in tracer.tensor_tracker.values():
         own = isinstance(entry, _NodeEntry)
         unmade = own and "node" not in entry.__dict__
-        found.update(entry.parents if unmade else [entry.node if own else entry.proxy.node])
-    return found
+        nodes.update(entry.parents if unmade else [entry.node if own else entry.proxy.node])
+    return nodes
 
 
 def keeps_workspaces(graph: Graph) -> bool:
-    """Whether a graph is to run with grad mode on, since a backward that it holds may need what its ops then keep."""
+    """Whether a graph must run in grad mode: a backward in it may need workspaces that its ops keep only then."""
     return any(graph.find_nodes(op="call_function", target=op) for op in traits.WORKSPACE_IN_GRAD_MODE)
 
 
-# Selective checkpointing keeps every result where it takes itself to be compiled, and checks that they stay unwritten.
+# Selective checkpointing keeps every result, and checks that it stays unwritten, if it takes itself to be compiled.
 _checkpoints_as_in_eager: Any = getattr(torch.compiler, "_non_strict_tracing_context", contextlib.nullcontext)
 
 
@@ -226,10 +226,10 @@ def _in_autocast_region() -> bool:
 
 @contextlib.contextmanager
 def _own_autocast_casts() -> Iterator[None]:
-    """Casts of weights are kept inside of a region as in eager, where a gradient is one of the only cast.
+    """Keep casts of weights inside of a region as eager does, where a weight has one cast with one gradient.
 
-    Inside of a region of the caller's, which has its own casts in the same cache, those of fake tensors stay there
-    until the region ends: torch empties the cache as a whole, and finds a cast by the very tensor.
+    Inside of a region of the caller's, which has its own casts in the same cache, casts of fake tensors stay there
+    until the region ends: torch empties only the whole cache, and finds a cast by its tensor object.
     """
     inside = _in_autocast_region()
     if not inside:
@@ -243,7 +243,7 @@ def _own_autocast_casts() -> Iterator[None]:
 
 @contextlib.contextmanager
 def recording(tracer: Any, fakes: FakeTensorMode, *, symbolic: bool) -> Iterator[None]:
-    """What is set while ``make_fx`` traces, but for its modes; higher-order ops trace their bodies as inside it."""
+    """Set what ``make_fx`` sets while it traces, except its modes: higher-order ops trace their bodies as inside it."""
     outer = _MakefxTracer({}, "symbolic" if symbolic else "fake", True, False, False, False, True)
     outer.fake_tensor_mode, outer.fx_tracer = fakes, tracer
     kernels = enable_python_dispatcher() if symbolic else contextlib.nullcontext()
@@ -257,7 +257,7 @@ def is_erased(node: Node) -> bool:
 
 
 def erase(graph: Graph, node: Node) -> None:
-    """Drop a node, and the graph's knowledge of its name, by which it would be held."""
+    """Erase a node, and the graph's entry for its name, which would keep it alive."""
     graph.erase_node(node)
     names: Any = graph._graph_namespace
     names._used_names.discard(names._obj_to_name.pop(node, None))
@@ -281,20 +281,20 @@ def last_node(mode: ProxyTorchDispatchMode) -> Any:
     return next(iter(reversed(mode.tracer.graph.nodes)), None)
 
 
-def same_node(mode: ProxyTorchDispatchMode, one: torch.Tensor, two: torch.Tensor) -> bool:
+def same_node(mode: ProxyTorchDispatchMode, first: torch.Tensor, second: torch.Tensor) -> bool:
     """Whether two tensors stand for the same node."""
-    node = tracked_node(mode.tracer, one)
-    return node is not None and node is tracked_node(mode.tracer, two)
+    node = tracked_node(mode.tracer, first)
+    return node is not None and node is tracked_node(mode.tracer, second)
 
 
 def record_view(
     mode: ProxyTorchDispatchMode, op: Any, value: torch.Tensor, args: tuple[Any, ...], result: torch.Tensor
 ) -> bool:
-    """Add the node ``op(value, *args)``, whose result is known already, to the graph. False: the tracer cannot."""
+    """Add the node ``op(value, *args)``, whose result exists, to the graph. Returns False if the tracer cannot."""
     source = mode.tracer.tensor_tracker.get(value)
     if source is None or source.constant is not None:
         return False
-    if op is torch.ops.aten.as_strided.default:  # its meaning depends on the value's place in its storage
+    if op is torch.ops.aten.as_strided.default:  # its result depends on the value's offset in its storage
         return False
     with set_original_aten_op(op):
         if any(map(is_symbol, args)) or any(type(arg) is list and any(map(is_symbol, arg)) for arg in args):
@@ -314,7 +314,7 @@ def record_effect(mode: ProxyTorchDispatchMode, op: Any, handle: torch.Tensor, a
 
 @contextlib.contextmanager
 def answers_of_export() -> Iterator[None]:
-    """While torch answers that it compiles and exports."""
+    """Make torch answer that it compiles and exports."""
     from torch._export.utils import _compiling_state_context  # here: loads the exporter
 
     with _compiling_state_context():
@@ -323,7 +323,7 @@ def answers_of_export() -> Iterator[None]:
 
 @contextlib.contextmanager
 def logs_of_torch_off() -> Iterator[None]:
-    """While torch logs only what the variable `TORCH_LOGS` asks for."""
+    """Make torch log only what the variable `TORCH_LOGS` asks for."""
     logs: Any = torch._logging
     logs.set_logs(all=logging.CRITICAL)
     try:

@@ -17,7 +17,7 @@ from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
 from functionalize._torch import OpOverload, pytree
-from functionalize._torch.elementwise import is_laid_out_alike
+from functionalize._torch.elementwise import gives_strides_of
 from functionalize.ops import traits
 from functionalize.ops.variants import view_of
 
@@ -37,7 +37,7 @@ def reads_views(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], made: A
     """Whether an operator may read views instead of their copies; ``made``: its result for the copies."""
     if op in traits.IGNORES_STRIDES:
         return True
-    return isinstance(op, OpOverload) and is_laid_out_alike(op, args, kwargs, made)
+    return isinstance(op, OpOverload) and gives_strides_of(op, args, kwargs, made)
 
 
 def have_read_views(graph: Graph) -> None:
