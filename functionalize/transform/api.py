@@ -1,4 +1,4 @@
-"""``functionalize``: the transform, and the order of things in one transformed call."""
+"""``functionalize``: the transform, and the order of the steps of one transformed call."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def functionalize(func: Callable[..., Any], *, remove: str = "mutations") -> Cal
 
     Raises:
         ValueError: ``remove`` is neither of the two.
-        UnsupportedMutationError: when called, where ``func`` writes what no functional program can express.
+        UnsupportedMutationError: when called, if ``func`` writes what no functional program can express.
 
     Example:
         >>> import torch
@@ -68,7 +68,7 @@ def functionalize(func: Callable[..., Any], *, remove: str = "mutations") -> Cal
     @functools.wraps(func, updated=())
     def functionalized(*args: Any, **kwargs: Any) -> Any:
         if functionalized_outside():
-            return func(*args, **kwargs)  # nested, as below: the outer one does the work
+            return func(*args, **kwargs)  # nested, as below: the outer call does the work
         outer = next((mode for mode in reversed(mode_stack()) if isinstance(mode, FunctionalizeMode)), None)
         if outer is not None and not outer.aside():
             return _inside(outer, remove_views, func, args, kwargs)
@@ -78,7 +78,7 @@ def functionalize(func: Callable[..., Any], *, remove: str = "mutations") -> Cal
 
 
 def _inside(outer: FunctionalizeMode, remove_views: bool, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """A call inside a functionalized one: runs in the outer mode, without views if either asks for that."""
+    """A call inside a functionalized one: runs in the outer mode, without views if either removes them."""
     executor = outer.context.executor
     before, executor.remove_views = executor.remove_views, executor.remove_views or remove_views
     try:
@@ -128,7 +128,7 @@ def run_call(
     ``reached`` holds the tensors that count as inputs; those among the arguments unless given.
     """
     context = mode.context
-    with DisableTorchFunction():  # modes do not see what we ask of tensors
+    with DisableTorchFunction():  # modes do not see what we read from tensors
         tree = (args, kwargs) if reached is None else reached
         inputs = [Input.of(handle) for handle in handles_in(tree)] if context.executor.observed else []
         context.graph.expect_inputs([entry.handle for entry in inputs])
@@ -150,7 +150,7 @@ def run_call(
 
 @contextlib.contextmanager
 def tracing_disabled() -> Iterator[None]:
-    """Hides what runs inside from torch function modes and autograd."""
+    """Hide what runs inside from torch function modes and autograd."""
     with DisableTorchFunction(), below_autograd():
         yield
 

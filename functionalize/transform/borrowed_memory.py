@@ -1,10 +1,10 @@
 """Tensors in memory that torch does not own: that of an array (`torch.from_numpy`, `torch.frombuffer`), or of a file.
 
-A trace has a copy for what `torch.from_numpy` gives. As long as both memories stay as they are, and the caller does not
-get the tensor, this makes no difference.
+In a trace the result of `torch.from_numpy` is a copy. That makes no difference as long as neither memory is written,
+and the caller does not get the tensor.
 
-Invariant: what a program did is noted, and not judged. Limits: memory of the CPU; a write by others is noticed in up to
-1 MiB, and not where it leaves what was there.
+Invariant: notes what a program did, and refuses nothing. Limits: memory of the CPU; writes outside of torch are noticed
+in up to 1 MiB, if they change its contents.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ WRITES, GIVES, MISSES = "writes to", "returns or keeps", "writes, without torch,
 
 
 class Borrowed(NamedTuple):
-    """What a program did to a tensor in memory of others."""
+    """What a program did to a tensor in borrowed memory."""
 
     tensor: torch.Tensor
     did: str
-    at: Location | None  # where it was made, of what a tensor of the trace's stands for, which is not in that memory
+    at: Location | None  # where the tensor was made, if a copy in the trace stands for it
 
 
 @dataclass(frozen=True, eq=False)
 class _Lifted:
-    """A tensor in such memory, the handle that stands for it, and what its bytes summed up to when that was made."""
+    """A tensor in borrowed memory, the handle that stands for it, and its checksum when the handle was made."""
 
     source: torch.Tensor
     handle: torch.Tensor
@@ -43,37 +43,37 @@ class _Lifted:
 
 
 class BorrowedMemory:
-    """The tensors in memory of others that one program meets; ``held``: values that may have such, as an array has."""
+    """The tensors in borrowed memory that one program uses; ``held``: values that may own such memory, as arrays do."""
 
     def __init__(self, held: Sequence[Any]) -> None:
         self.held = held
         self._lifted: list[_Lifted] = []
 
     def note_lifted(self, source: torch.Tensor, handle: torch.Tensor) -> None:
-        """Note that a handle stands for a tensor that was made just now."""
+        """Note that a handle stands for a new tensor."""
         if _is_borrowed(source):
             self._lifted.append(_Lifted(source, handle, _sum_of(source), user_location()))
 
     def found(
         self, graph: AliasGraph, handles: Iterable[torch.Tensor], written: Iterable[torch.Tensor]
     ) -> list[Borrowed]:
-        """What the program, which has ended, did to such tensors.
+        """What the program did to tensors in borrowed memory, once it has ended.
 
-        ``handles``: what the caller gets; ``written``: tensors of no trace that were written.
+        ``handles``: tensors that the caller gets; ``written``: written tensors outside of the trace.
         """
-        given = list(handles)
-        found = [Borrowed(one, WRITES, None) for one in written if _is_borrowed(one)]
-        found += [Borrowed(one, GIVES, None) for one in given if _is_borrowed(one)]
-        keys = set(map(storage_key, given)) if self._lifted else set()
+        returned = list(handles)
+        uses = [Borrowed(tensor, WRITES, None) for tensor in written if _is_borrowed(tensor)]
+        uses += [Borrowed(tensor, GIVES, None) for tensor in returned if _is_borrowed(tensor)]
+        keys = set(map(storage_key, returned)) if self._lifted else set()
         for lifted in self._lifted:
             view = graph.find(lifted.handle)
             if view is not None and len(view.base.log):
-                found.append(Borrowed(lifted.source, WRITES, lifted.at))
+                uses.append(Borrowed(lifted.source, WRITES, lifted.at))
             if storage_key(lifted.handle) in keys:
-                found.append(Borrowed(lifted.source, GIVES, lifted.at))
+                uses.append(Borrowed(lifted.source, GIVES, lifted.at))
             if _sum_of(lifted.source) != lifted.check_sum:
-                found.append(Borrowed(lifted.source, MISSES, lifted.at))
-        return found
+                uses.append(Borrowed(lifted.source, MISSES, lifted.at))
+        return uses
 
 
 def _is_borrowed(tensor: Any) -> bool:

@@ -61,12 +61,12 @@ _MAY_SHARE = (
 
 @dataclass(frozen=True, eq=False)
 class _Sharing:
-    """Why a tensor is not to be written."""
+    """Why a tensor must not be written."""
 
-    held: torch.Tensor  # itself, so that its storage is not another's
-    other: weakref.ref[torch.Tensor] | None  # what shares its memory
-    refusal: Callable[..., UnsupportedMutationError] | None = None  # makes the error; None where `ones` say it
-    ones: Sequence[Any] = ()  # data-dependent sizes: it shares it where one of them is one
+    held: torch.Tensor  # the tensor, so that no other gets its storage
+    other: weakref.ref[torch.Tensor] | None  # the tensor that shares its memory
+    refusal: Callable[..., UnsupportedMutationError] | None = None  # makes the error; None: see `sizes`
+    sizes: Sequence[Any] = ()  # data-dependent: the two share memory if one of the sizes is 1
 
 
 @dataclass(slots=True)
@@ -88,41 +88,41 @@ class FunctionalizationContext:
         functionalize_body: Callable[..., Callable[..., Any]],
     ) -> None:
         self.executor = executor
-        self.enter = enter  # has the ops inside dispatched to this program again
+        self.enter = enter  # dispatches the ops inside to this program again
         self._functionalize_body = functionalize_body
         self.graph = AliasGraph(held=executor.predates_call)
         self.unseen = UnseenAliases(executor, self.graph) if executor.on_memory else None
         self.op: Any = None  # the op that the program called last
-        self.origin: Any = None  # where in the user's code; None until it is asked for
+        self.origin: Any = None  # the line in the user's code; None until it is needed
         self.historian: Historian | None = None
-        self.takes_subclasses = True  # whether the program may use tensors of classes of their own
+        self.takes_subclasses = True  # whether the program may use tensor subclasses
         self.notes, self.endings = AutogradNotes(), EndedGradients(executor, self.graph)
-        self.borrowed: BorrowedMemory | None = None  # None: it is not asked for
+        self.borrowed: BorrowedMemory | None = None  # None: not noted
         self._protected: dict[int, list[_Sharing]] = {}
-        self._sources: Any = WeakIdKeyDictionary()  # of views of what has no strides, which live as long
-        self._carriers: dict[View, torch.Tensor] = {}  # of views not read yet, one handle each
+        self._sources: Any = WeakIdKeyDictionary()  # of views of tensors without strides, kept alive as long
+        self._carriers: dict[View, torch.Tensor] = {}  # by view that was not read yet, one of its handles
 
     def body(self, function: Callable[..., Any], frame: Any) -> Callable[..., Any]:
-        """A body of a higher-order op: a program of its own, with a `Frame`."""
+        """A body of a higher-order op as a program of its own, with a `Frame`."""
         return self._functionalize_body(function, frame, self.endings)
 
     def has_traced_subclass(self, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-        """Whether an argument is a wrapper subclass that a tracer below knows as one tensor, not by its parts."""
+        """Whether an argument is a wrapper subclass that a tracer below tracks as one tensor, not by its parts."""
         self.refuse_subclasses(map(type, tensor_leaves(args, kwargs)))
         return self.executor.proxies is not None and any(
             type(leaf) not in PLAIN_TYPES and (not self.executor.is_constant(leaf) or self.graph.find(leaf) is not None)
             for leaf in tensor_leaves(args, kwargs)
         )
 
-    def refuse_subclasses(self, kinds: Iterable[type]) -> None:
-        """Raise where a tensor of a class of its own is used, and the program may not use one."""
-        own = () if self.takes_subclasses else set(kinds) - PLAIN_TYPES
-        for kind in own:
-            if issubclass(kind, torch.Tensor):
-                raise SUBCLASS.error(tensor="a tensor that the program uses", kind=kind.__name__)
+    def refuse_subclasses(self, classes: Iterable[type]) -> None:
+        """Raise for a tensor subclass, unless the program may use subclasses."""
+        own = () if self.takes_subclasses else set(classes) - PLAIN_TYPES
+        for cls in own:
+            if issubclass(cls, torch.Tensor):
+                raise SUBCLASS.error(tensor="a tensor that the program uses", kind=cls.__name__)
 
     def has_unknown_elements(self, tensor: torch.Tensor) -> bool:
-        """Whether a captured program asks for the data-dependent elements of a sparse tensor."""
+        """Whether a captured program reads data-dependent elements of a sparse tensor."""
         return not self.takes_subclasses and on_handles(has_unknown_elements, (tensor,), {})
 
     def value(self, handle: torch.Tensor) -> Value:
@@ -141,7 +141,7 @@ class FunctionalizationContext:
 
     @contextlib.contextmanager
     def carrying_out(self, base: Base, write: int) -> Iterator[None]:
-        """Nodes made inside have the origin of a write to a base, which may be read much later."""
+        """Give the nodes made inside the origin of a write to a base, which may be read much later."""
         writes = () if self.historian is None else self.historian.writes_of(base)
         before = self.origin
         self.origin = writes[write - 1].origin if 0 < write <= len(writes) else before
@@ -155,7 +155,7 @@ class FunctionalizationContext:
         return not self.executor.remove_views
 
     def recorded_view(self, view: View, source_value: Value) -> Value | None:
-        """A view's handle as its value, recorded as a node; None where running the op may give another tensor."""
+        """A view's handle as its value, recorded as a node; None if running the op may give another tensor."""
         handle = self._carriers.get(view)
         if handle is None or view.rule is None or view.parent is None or len(view.rule.path) != 1:
             return None
@@ -187,10 +187,10 @@ class FunctionalizationContext:
                 self.read(parent)
             self.read(view)  # at once: the tracer binds new symbols to the node that it sees next
         elif unbacked(parent.layout.size):
-            self._carriers[view] = handle  # has sizes that an op may not know of the part that it takes
+            self._carriers[view] = handle  # has sizes that an op may not know for the part that it takes
 
     def drop_unread_handles(self) -> None:
-        """Drop handles that only we hold: those that live on are held by others."""
+        """Drop handles that only we hold; the handles that live on are held elsewhere."""
         self._carriers.clear()
         for base in list(self.graph.bases.values()):
             base.drop_stale()
@@ -211,12 +211,12 @@ class FunctionalizationContext:
         for sharing in [*sharings]:
             if sharing.other is None or sharing.other() is not None:
                 if sharing.refusal is None:
-                    self._check_several(sharing.ones)
+                    self._check_not_one(sharing.sizes)
                     sharings.remove(sharing)  # checked once
                     continue
                 raise sharing.refusal(size=tuple(handle.size()))
         if not self.executor.observed:
-            self.executor.sync_memory(handle, value)  # memory is all that anybody will read
+            self.executor.sync_memory(handle, value)  # only memory will be read
             return
         view = self.graph.ensure(handle)
         base = view.base
@@ -234,13 +234,13 @@ class FunctionalizationContext:
         self.executor.sync_memory(handle, value)
 
     def views_beside(self, handle: torch.Tensor) -> list[torch.Tensor]:
-        """The other handles that have the memory of one."""
+        """The other handles in the memory of a handle."""
         view = self.graph.find(handle)
-        found = [] if view is None else [ref() for ref in view.base.handles.values()]
-        return [other for other in found if other is not None and other is not handle]
+        handles = [] if view is None else [ref() for ref in view.base.handles.values()]
+        return [other for other in handles if other is not None and other is not handle]
 
     def set_data(self, handle: torch.Tensor, source: torch.Tensor) -> None:
-        """Run ``handle.data = source``: the handle becomes one more of the source's storage, with its layout."""
+        """Run ``handle.data = source``: the handle gets the source's storage and layout."""
         self.origin = None
         if self.executor.observed:
             followed = self.notes.hides_writes is not None and handle.requires_grad and not is_leaf_to_autograd(handle)
@@ -255,7 +255,7 @@ class FunctionalizationContext:
                 self.notes.note_data(handle, source)
                 self.endings.note(source, "given to `.data`")
                 self.graph.track(handle, view)
-                # Let go of the source: as long as it lives, autograd thinks of the handle in its old shape.
+                # Drop the source: as long as it lives, autograd takes the handle to have its old shape.
                 self._carriers.pop(view, None)
                 if self.unseen is not None:
                     self.unseen.let_go(source)
@@ -265,14 +265,14 @@ class FunctionalizationContext:
             handle.data = source
 
     def prepare_resize(self, handle: torch.Tensor) -> None:
-        """Note that the program is about to resize a handle. What its storage gains has no contents yet."""
+        """Note that the program is about to resize a handle. Memory that its storage gains has no contents yet."""
         view = self.graph.ensure(handle)
         if view.base.capacity is None and view.base.key > 0:
             self.executor.extend_fake_storage(handle)
             view.base.note_resize()
 
     def differentiate(self, backward: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-        """Run autograd's engine; in direct use below the mode, since the engine asks for modes."""
+        """Run autograd's engine; in direct use below the mode, since the engine checks for modes."""
         if self.notes.reshapes.lost_views.suspects:
             self.notes.reshapes.lost_views.note_use(tensor_leaves(pytree.tree_leaves((args, kwargs)), {}))
         lost = self.notes.reshapes.lost_views.error() if self.executor.observed else None
@@ -284,13 +284,13 @@ class FunctionalizationContext:
             return backward(*args, **kwargs)
 
     def find_storage(self, storage: torch.UntypedStorage) -> torch.Tensor | None:
-        """Make a base for a storage that the program is about to set a tensor to, which may have it grow.
+        """Make a base for a storage that the program is about to set a tensor to, which may make it grow.
 
-        Returns what has the storage, if that is known.
+        Returns a tensor with the storage, if a tensor with it is known.
         """
         base = self.graph.bases.get(storage_id(storage))
         if base is not None:
-            holding = base.original() if base.original is not None else None  # what the program made grows as it is
+            holding = base.original() if base.original is not None else None  # tensors of the program grow as they are
             if holding is not None and storage_key(holding) == base.key:
                 self.prepare_resize(holding)
             return base.root.value
@@ -309,61 +309,61 @@ class FunctionalizationContext:
     ) -> None:
         """From now on refuse writes to a handle: another tensor has its memory, and would not see them.
 
-        ``refusal``: makes the error, of a size. ``other``: that tensor, where writes stay unseen once it, and all views
+        ``refusal``: makes the error, for a size. ``other``: that tensor, if writes are harmless once it, and all views
         of it, are gone.
         """
         if self.executor.observed:
             sharing = _Sharing(handle, None if other is None else weakref.ref(other), refusal)
             self._protected.setdefault(storage_key(handle), []).append(sharing)
 
-    def note_copy(self, source: torch.Tensor, copy: torch.Tensor, ones: Sequence[Any]) -> None:
-        """Note a copy that eager makes unless one of some data-dependent sizes is one.
+    def note_copy(self, source: torch.Tensor, copy: torch.Tensor, sizes: Sequence[Any]) -> None:
+        """Note a copy that eager makes unless one of some data-dependent sizes is 1.
 
-        The graph checks that no size is one, where one of both tensors is written while the other is alive.
+        The graph checks that no size is 1 if either tensor is written while the other lives.
         """
-        for one, other in ((source, copy), (copy, source)) if self.executor.observed else ():
-            sharing = _Sharing(one, weakref.ref(other), ones=ones)
-            self._protected.setdefault(storage_key(one), []).append(sharing)
+        for tensor, other in ((source, copy), (copy, source)) if self.executor.observed else ():
+            sharing = _Sharing(tensor, weakref.ref(other), sizes=sizes)
+            self._protected.setdefault(storage_key(tensor), []).append(sharing)
 
-    def _check_several(self, sizes: Sequence[Any]) -> None:
-        """Have the graph check that no size is one."""
+    def _check_not_one(self, sizes: Sequence[Any]) -> None:
+        """Have the graph check that no size is 1."""
         for size in sizes:
             self.executor.call(torch.ops.aten._assert_scalar.default, size != 1, _MAY_SHARE)
 
     def keep_source(self, view: torch.Tensor, source: torch.Tensor) -> None:
-        """Have a tensor live as long as a view of it."""
+        """Keep a tensor alive as long as a view of it."""
         if view is not source:
             self._sources[view] = source
 
     def note_reshape(self, handle: torch.Tensor, *, loses_elements: bool) -> None:
-        """Note that an op is about to change a handle's metadata; whether it may show other elements then."""
+        """Note that an op will change a handle's metadata; ``loses_elements``: whether it may lose elements by that."""
         self.refuse_constant(handle)
         views = self.views_beside(handle)
         self.notes.note_reshape(handle, views, loses_elements and bool(views))
 
     def note_reshaped(self, handle: torch.Tensor, before: View) -> None:
-        """Note that an op has changed a handle's metadata; ``before``: what it showed."""
+        """Note that an op has changed a handle's metadata; ``before``: its view before that."""
         if is_fake(handle) and handle.requires_grad:
             self.notes.note_reshaped(handle, before)
 
     def refuse_constant(self, handle: torch.Tensor) -> None:
-        """Raise if a handle is a constant of the trace: in a graph its metadata cannot be changed."""
+        """Raise if a handle is a constant of the trace: a graph cannot change its metadata."""
         view = self.graph.find(handle)
         if self.executor.is_constant(handle) and (view is None or view.base.is_original(handle)):
             raise CONSTANT_RESHAPED.error(tensor=name_of(handle))
 
     def unshare(self, handle: torch.Tensor) -> None:
-        """Replace a handle whose metadata is about to change wherever it stands as a value."""
+        """Replace a handle whose metadata are about to change, wherever it is used as a value."""
         view = self.graph.ensure(handle)
         self._carriers.pop(view, None)
         if view.base.seed is not None:
-            top_value(self, view.base)  # reads the handle at its old place
-        for one in {view, view.base.root}:
-            if one.value is handle:
-                one.value = self.executor.alias(handle)
+            top_value(self, view.base)  # reads the handle with its old layout
+        for shared in {view, view.base.root}:
+            if shared.value is handle:
+                shared.value = self.executor.alias(handle)
                 if view.base.is_original(handle):
-                    view.base.twin = one.value
-                self.graph.track(handle, one)
+                    view.base.twin = shared.value
+                self.graph.track(handle, shared)
 
     def compute(self, op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Results, as values, of a functional op on handles."""
@@ -383,7 +383,7 @@ class FunctionalizationContext:
         return values
 
     def _replaced(self, args: Iterable[Any], values: ValueArguments) -> list[Any]:
-        """The values of handles among arguments; ``values`` gets to know whether strides differ."""
+        """The values of handles among arguments; notes in ``values`` whether strides differ."""
         replaced = []
         for arg in args:
             if isinstance(arg, torch.Tensor):
@@ -396,12 +396,12 @@ class FunctionalizationContext:
         return replaced
 
     def rehandle(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> Any:
-        """The results of an op on values as handles: with eager's strides, where the values' strides differ."""
+        """The results of an op on values as handles: with eager's strides, if the values' strides differ."""
         strides_differ = self.values_of(args, kwargs).strides_differ
         return self.with_eager_strides(func, args, kwargs, out) if strides_differ else out
 
     def with_eager_strides(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> Any:
-        """The same, where the values' strides are known to differ."""
+        """The same, if the values' strides are known to differ."""
         handles = dry_run.with_eager_strides(self.executor, func, args, kwargs, out)
         pairs = [(handles, out)]
         if not isinstance(out, torch.Tensor):

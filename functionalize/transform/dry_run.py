@@ -1,6 +1,6 @@
-"""Ops tried on twins or copies of a program's tensors, to learn what eager refuses and what metadata eager gives.
+"""Runs ops on twins or copies of a program's tensors, to learn what eager refuses and which metadata it gives.
 
-Invariant: the program's own tensors and random numbers stay as they are. Limits: copies are of strided tensors; those
+Invariant: the program's own tensors and random numbers stay as they are. Limits: copies only strided tensors; copies
 of fake tensors hold zeros.
 """
 
@@ -52,7 +52,7 @@ def on_twins(
             raise
         return run(
             int
-        )  # fake tensors of symbolic sizes cannot be resized: the sizes are those of this trace from here on
+        )  # fake tensors of symbolic sizes cannot be resized: from here on the sizes are fixed to those of this trace
 
 
 def _uninitialized_like(tensor: torch.Tensor, size: Callable[[Any], Any]) -> torch.Tensor:
@@ -73,7 +73,7 @@ def on_copies(executor: ValueExecutor, func: Any, args: Sequence[Any], kwargs: K
     copy = partial(_zeros, symbolic=executor.symbolic) if fake else copy_of_memory
     try:
         _run_on(lambda: _copies(handles, copy), func, args, kwargs)
-    except Exception as error:  # another error of zeros is not the program's
+    except Exception as error:  # any other error is due to the zeros
         if not fake or str(error).startswith("unsupported operation:"):
             raise
 
@@ -81,7 +81,7 @@ def on_copies(executor: ValueExecutor, func: Any, args: Sequence[Any], kwargs: K
 def refuse_dtype(
     executor: ValueExecutor, func: Any, args: Sequence[Any], kwargs: Kwargs, target: torch.Tensor, dtype: torch.dtype
 ) -> None:
-    """Raise what eager raises where an op takes zeros, but no ``target`` of another dtype than its result's, ``dtype``.
+    """Raise what eager raises if an op takes zeros, but not a ``target`` of another dtype than its result's, ``dtype``.
 
     Fake kernels of some ops write a result of any dtype to their `out=`.
     """
@@ -90,20 +90,21 @@ def refuse_dtype(
         return
 
     def copies(made: Callable[..., torch.Tensor] = torch.Tensor.to) -> dict[int, torch.Tensor]:
-        found = _copies(handles, partial(_zeros, symbolic=executor.symbolic))
-        return found | {id(target): made(found[id(target)], dtype)}
+        copied = _copies(handles, partial(_zeros, symbolic=executor.symbolic))
+        return copied | {id(target): made(copied[id(target)], dtype)}
 
     try:
         _run_on(copies, func, args, kwargs)
-    except Exception:  # not the program's
+    except Exception:  # due to the zeros
         return
     _run_on(lambda: copies(lambda copy, dtype: copy), func, args, kwargs)
 
 
-def _can_be_copied(handles: Sequence[torch.Tensor]) -> bool:
-    if any(handle.layout is not torch.strided for handle in handles):
+def _can_be_copied(tensors: Sequence[torch.Tensor]) -> bool:
+    if any(tensor.layout is not torch.strided for tensor in tensors):
         return False
-    return not any(map(is_fake, handles)) or sum(hint(one.untyped_storage().nbytes()) for one in handles) <= _MAX_BYTES
+    sizes = (hint(tensor.untyped_storage().nbytes()) for tensor in tensors)
+    return not any(map(is_fake, tensors)) or sum(sizes) <= _MAX_BYTES
 
 
 def _run_on(copies: Callable[[], dict[int, torch.Tensor]], func: Any, args: Sequence[Any], kwargs: Kwargs) -> None:
@@ -119,7 +120,7 @@ def _run_on(copies: Callable[[], dict[int, torch.Tensor]], func: Any, args: Sequ
 
 
 def _copies(handles: Sequence[torch.Tensor], copy: Callable[..., torch.Tensor]) -> dict[int, torch.Tensor]:
-    """Copies by the identity of the originals, which share storages as those do."""
+    """Copies by the identity of the originals; they share storages as the originals do."""
     storages: dict[int, torch.UntypedStorage] = {}
     copies = {}
     for handle in handles:
@@ -134,7 +135,7 @@ def _zeros(tensor: torch.Tensor, storage: torch.UntypedStorage | None, symbolic:
     if storage is None:
         storage = torch.zeros(hint(tensor.untyped_storage().nbytes()), dtype=torch.uint8).untyped_storage()
     size, stride = [hint(n) for n in tensor.size()], [hint(n) for n in tensor.stride()]
-    if symbolic:  # where a dimension has one position, its stride may differ from eager's, and does not matter
+    if symbolic:  # the stride of a dimension of size 1 may differ from eager's, and does not matter
         stride = [1 if n == 1 else s for n, s in zip(size, stride, strict=True)]
     made = torch.empty(0, dtype=tensor.dtype).set_(storage, hint(tensor.storage_offset()), size, stride)
     return with_lazy_bits(made, Layout.of(tensor))
@@ -162,12 +163,12 @@ def _strides_differ(result: Any, wanted: Any) -> bool:
 
 
 def result_dtype(func: Any, args: Sequence[Any], kwargs: Kwargs) -> torch.dtype | None:
-    """The dtype of the first tensor that an op gives."""
+    """The dtype of the first tensor that an op returns."""
     with _same_random_numbers(func, args, kwargs):
         results = tensor_leaves([on_handles(func, args, kwargs)], {})
     return next((result.dtype for result in results), None)
 
 
 def _same_random_numbers(func: Any, args: Sequence[Any], kwargs: Kwargs) -> contextlib.AbstractContextManager[Any]:
-    """A second run of an op must not draw from the program's random numbers."""
+    """A context for another run of an op, which must not draw from the program's random numbers."""
     return torch.random.fork_rng() if draws(func, args, kwargs) else contextlib.nullcontext()

@@ -1,8 +1,8 @@
-"""What is left to do when the function returns: bring escaped handles up to date, write back to the inputs.
+"""Ends a call: brings handles that escape up to date, and writes back to the inputs.
 
 Invariant: the write-backs come last, in input order, one for each input that changed; then
-those to tensors which the function wrote without being passed them.
-Limits: runs only where a mode below observes us; otherwise the handles' memory is the result already.
+those to tensors that the function wrote but did not get as arguments.
+Limits: runs only if a mode below observes us; otherwise the handles' memory is the result already.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class _Restrided:
 
 @dataclass(frozen=True, eq=False)
 class _Changed:
-    """An input that the function changed, what it shows now, and whether that was written."""
+    """An input that the function changed, the view that it shows now, and whether that was written."""
 
     input: Input
     view: View
@@ -79,7 +79,7 @@ class WriteBack:
     metadata: tuple[OpCall, ...]
     data: Value | None
     after: tuple[OpCall, ...]  # ops for its metadata once the data are there
-    parts: tuple[Part, ...] = ()  # instead of the data: what was written, where that is less
+    parts: tuple[Part, ...] = ()  # in place of the data: the parts that were written, if these are less
 
 
 class Epilogue:
@@ -92,7 +92,7 @@ class Epilogue:
         outputs: Sequence[torch.Tensor],
         whole: Collection[int] = (),
     ) -> None:
-        """``whole``: handles, by identity, of inputs that are written back whole where parts would do."""
+        """``whole``: handles, by identity, of inputs that are written back whole even if parts suffice."""
         self.context, self.outputs, self._kept_whole = context, outputs, whole
         self.inputs = [*inputs, *_outside(context, inputs)]
         self._returned = {id(handle) for handle in outputs}
@@ -123,7 +123,7 @@ class Epilogue:
             self.context.executor.retarget_proxy(handle, self._presentable(handle, view))
 
     def _presentable(self, handle: torch.Tensor, view: View) -> Value:
-        """A handle's value, cloned or aliased where its node stands for another tensor too."""
+        """A handle's value, cloned or aliased if its node stands for another tensor, too."""
         context = self.context
         value, call = context.read(view), context.executor.call
         if view.aliased or (repeats(value) and not repeats(handle)):
@@ -138,8 +138,8 @@ class Epilogue:
     def _surface_others(self, done: set[int]) -> None:
         """Let each handle that others hold (autograd, a closure) stand for its current value."""
         for base in list(self.context.graph.bases.values()):
-            for known in list(base.handles.values()):
-                handle, view = known(), known.view
+            for ref in list(base.handles.values()):
+                handle, view = ref(), ref.view
                 if handle is None or id(handle) in done:
                     continue
                 if view.value is not handle or not base.untouched(view, since=view.generation):
@@ -167,7 +167,7 @@ class Epilogue:
     def _whole(self, change: _Changed, metadata: _Metadata, storages: set[int]) -> WriteBack:
         entry, view, written = change.input, change.view, change.written
         fresh = entry in self.moved and metadata.takes_data(entry)
-        data = self._apart(self.context.read(view), storages) if written or fresh else None
+        data = self._unshared(self.context.read(view), storages) if written or fresh else None
         steps = tuple(metadata.steps(entry)) if entry in self.moved else ()
         after: tuple[OpCall, ...] = ()
         if data is not None and repeated(entry.handle):
@@ -179,13 +179,13 @@ class Epilogue:
         self.context.executor.record_sizes([args for _, args in steps])
         return WriteBack(entry, steps, data, after)
 
-    def _apart(self, data: Value, storages: set[int]) -> Value:
-        """The data; a clone where they are in a storage that the write-backs write, maybe before they are read."""
+    def _unshared(self, data: Value, storages: set[int]) -> Value:
+        """The data; a clone if they are in a storage that the write-backs write, maybe before the data are read."""
         shared = self.context.executor.storage_of(data) in storages
         return self.context.call(aten.clone.default, data) if shared else data
 
     def _in_parts(self, entry: Input, view: View, storages: set[int]) -> WriteBack | None:
-        """The write-back of the parts that were written, where plain views lead to them and they are less than all."""
+        """The write-back of the written parts; None unless plain views lead there, and they are less than the input."""
         kept = view.base.kept
         alone = sum(other.storage == entry.storage for other in self.inputs) == 1
         if not kept or not alone or entry in self.moved or view is not view.base.root:
@@ -194,7 +194,7 @@ class Epilogue:
         whole = id(entry.handle) in self._kept_whole or len(paths) < len(kept)
         if whole or sum(written.layout.numel for written in kept) >= view.layout.numel:
             return None
-        values = [self._apart(value, storages) for value in kept.values()]
+        values = [self._unshared(value, storages) for value in kept.values()]
         return WriteBack(entry, (), None, (), tuple(map(Part, values, paths)))
 
     def _first_of_each(self, handle: torch.Tensor, data: Value) -> Part:
@@ -224,12 +224,12 @@ class Epilogue:
         returns that, and code that goes on in the trace reads and writes the input itself.
         """
         handle, executor = back.input.handle, self.context.executor
-        node = executor.alias(handle) if back.metadata else handle  # stands for the input; each op below is one on it
+        node = executor.alias(handle) if back.metadata else handle  # stands for the input, on which each op below runs
         self._run(back.metadata, handle, node)
         if back.data is not None:
             if counts_elements(handle):
                 aten.resize_as_sparse_.default(handle, back.data)
-            if back.after:  # a fake input shows its last geometry already, which refuses to be written
+            if back.after:  # a fake input has its last geometry already, which `copy_` refuses to write
                 self._run([OpCall(aten.copy_.default, (back.data,))], handle, node)
             else:
                 aten.copy_.default(handle, back.data)
@@ -242,7 +242,7 @@ class Epilogue:
 
 
 def _path(view: View, root: View) -> tuple[OpCall, ...] | None:
-    """The plain view ops that lead from a root to a view without internal overlap; None where there are no such ops."""
+    """The plain view ops that lead from a root to a view without internal overlap; None if others lead there."""
     steps = list(itertools.takewhile(lambda step: step is not root, view.lineage()))
     if not (view.layout.static and root.layout.static and root in view.lineage()) or view.layout.has_internal_overlap:
         return None
@@ -252,15 +252,15 @@ def _path(view: View, root: View) -> tuple[OpCall, ...] | None:
 
 
 def _outside(context: FunctionalizationContext, inputs: Sequence[Input]) -> Iterator[Input]:
-    """Traced tensors that the function wrote without being passed them, as further inputs."""
+    """Traced tensors that the function wrote but did not get as arguments, as further inputs."""
     passed = {id(entry.handle) for entry in inputs}
     whole = not context.graph.keeps_writes  # only inputs are written back
-    lying: dict[int, list[torch.Tensor]] = defaultdict(list)
+    passed_tensors: dict[int, list[torch.Tensor]] = defaultdict(list)
     for entry in inputs:
-        lying[storage_key(entry.handle)].append(entry.handle)
+        passed_tensors[storage_key(entry.handle)].append(entry.handle)
     for base in list(context.graph.bases.values()):
         root = base.held
-        if root is None or (id(root) in passed and (whole or not _beyond(base, lying[base.key]))):
+        if root is None or (id(root) in passed and (whole or not _beyond(base, passed_tensors[base.key]))):
             continue
         if id(root) not in passed and all(base.root in view.lineage() for view in base.log.views()):
             capacity = plain(base.storage.nbytes()) if base.capacity is None else base.capacity
@@ -288,7 +288,7 @@ def _beyond(base: Base, inputs: Sequence[torch.Tensor]) -> bool:
 
 
 def _without_repetitions(layout: Layout) -> Layout:
-    """The elements of an expanded layout, each once."""
+    """The layout of the elements of an expanded layout, each once."""
 
     def once(size: Any, step: Any) -> Any:
         return size if type(step) is not int or step != 0 or (type(size) is int and size == 0) else 1
@@ -312,11 +312,11 @@ class _Metadata:
 
     def __init__(self, inputs: Sequence[Input], moved: Sequence[Input], context: FunctionalizationContext) -> None:
         self._executor, self._runs_below_autograd = context.executor, context.graph.keeps_writes
-        # Which input holds a storage when the ops so far have run: one that keeps it, if there is one.
+        # The input that holds a storage after the ops so far: an input that keeps it, if possible.
         self._holder = {entry.storage: entry.handle for entry in [*moved, *(e for e in inputs if e not in moved)]}
         self._alone = {key for key, count in Counter(entry.storage for entry in inputs).items() if count == 1}
         self._before = {entry.storage for entry in inputs}
-        self._ends: dict[int, list[Any]] = {}  # of the inputs in each storage from now on
+        self._ends: dict[int, list[Any]] = {}  # where moved inputs end, by their new storage
         for entry in moved:
             self._ends.setdefault(storage_key(entry.handle), []).append(stop(Layout.of(entry.handle)))
 
@@ -327,8 +327,8 @@ class _Metadata:
     def takes_fresh_storage(self, entry: Input) -> bool:
         """Whether an input left its storage (`set_`, `.data =`) for one that no input holds.
 
-        Or outgrew it, of an input that requires grad: a graph that writes back itself asks autograd for that, and its
-        `resize_` refuses. It did not ask where the program did, within an `out=` or after `detach_`.
+        Or outgrew it, if the input requires grad: a graph that writes back itself runs `resize_` under autograd, which
+        refuses. Autograd did not see what the program did within an `out=` or after `detach_`.
         """
         key = storage_key(entry.handle)
         if key == entry.storage and self._runs_below_autograd:
@@ -359,11 +359,11 @@ class _Metadata:
                 del self._holder[entry.storage]
             self._holder.setdefault(key, handle)
             yield OpCall(aten.set_.source_Tensor, (memory,))
-        elif unbacked(layout.size) or not fits(layout, entry.capacity):  # with room this does not change it
+        elif unbacked(layout.size) or not fits(layout, entry.capacity):  # if there is room, it changes nothing
             start, before = layout.offset, entry.layout.offset
             as_is = layout.contiguous and same((start,), (before,))
             yield OpCall(aten.resize_.default, (size if as_is else [stop(layout) - before],))
         if not whole:
             stays = key == entry.storage and not fresh and same((layout.offset,), (entry.layout.offset,))
-            offset = () if stays else (handle.storage_offset(),)  # without it: where the input of each call begins
+            offset = () if stays else (handle.storage_offset(),)  # if it stays: where the input of each call begins
             yield OpCall(aten.as_strided_.default, (size, list(handle.stride()), *offset))

@@ -1,4 +1,4 @@
-"""The mode above the dispatcher: what dispatch modes do not see.
+"""The mode above the dispatcher, for calls that dispatch modes do not see.
 
 Invariant: a program does here what it would do without modes. Limits: calls by the public name, on plain tensors.
 """
@@ -56,7 +56,7 @@ from functionalize.transform.handlers.copies import deep_copy, reduced
 _SET_DATA: Any = torch.Tensor.data.__set__  # type: ignore[attr-defined]  # stubs call it a tensor
 _GRAD: Any = torch.Tensor.grad  # stubs call it a tensor
 _OF_STORAGES = ("storage_offset", "as_strided", "as_strided_", "as_strided_scatter", "set_")
-_ASKS: dict[Any, tuple[str, ...]] = {  # what a program asks by them
+_ASKS: dict[Any, tuple[str, ...]] = {  # what a program reads by them
     **dict.fromkeys((getattr(torch.Tensor, name) for name in _OF_STORAGES), (OFFSET,)),
     **dict.fromkeys((torch.as_strided, torch.as_strided_copy, torch.as_strided_scatter, _SET_DATA), (OFFSET,)),
     **dict.fromkeys((getattr(torch.Tensor, name).__get__ for name in ("is_leaf", "grad_fn")), (LEAF,)),
@@ -80,13 +80,13 @@ _TABLED = {*_COPIES, _SET_DATA, *functions.GRADIENTS_OF, *OPENED} | _TABLES | _N
 
 
 class FunctionalizeFunctionMode(TorchFunctionMode):
-    """What happens above the dispatcher, unseen by dispatch modes. Entered around the mode of the same context.
+    """Intercepts what happens above the dispatcher, unseen by dispatch modes. Entered around the context's mode.
 
     ``tensor.data = other`` gives a tensor object other storage. Some functions, seeing that a mode is active, compute a
     new tensor in place of writing the one that was passed as ``out=``. `dropout` with a probability of zero returns its
-    input, but a copy where sizes are symbolic (pytorch/pytorch#195422). And autograd's engine asks whether a mode is
-    active: it adds gradients up in place where it is not, and some formulas choose other ops, so that gradients have
-    other strides. Hooks on gradients are noted: a view that has one is more than a view to autograd. Besides, calls on
+    input, but a copy where sizes are symbolic (pytorch/pytorch#195422). And autograd's engine checks whether a mode is
+    active: without a mode it accumulates gradients in place, and some formulas choose other ops, so that gradients have
+    other strides. Hooks on gradients are noted: autograd treats a view with a hook differently. Besides, calls on
     data-dependent sizes go to torch's kernels in Python: some of those in C++ only take integers. Limits: calls by the
     public name, on plain tensors.
     """
@@ -98,11 +98,11 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
         self._unused = context.notes.unused
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if is_dynamo_compiling():  # the body of a higher-order op: it comes again when that is called
+        if is_dynamo_compiling():  # a body of a higher-order op, which comes again when the op runs
             return func(*args, **(kwargs or {}))
         if types and not PLAIN_TYPES.issuperset(types):
             self._context.refuse_subclasses(types)
-        if self._unused:  # one inside of a list has a node that uses it
+        if self._unused:  # a tensor in a list has a node that uses it
             self._unused.difference_update(map(id, (*args, *(kwargs or {}).values())))
         if kwargs and "generator" in kwargs:
             self._context.notes.note_generator(kwargs["generator"])
@@ -110,10 +110,10 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
             out = self._called(func, args, kwargs)
         except TypeError:
             self._context.refuse_subclasses(map(type, tensor_leaves(args, kwargs or {})))
-            if not any(isinstance(one, torch.SymBool) for one in (*args, *(kwargs or {}).values())):
+            if not any(isinstance(value, torch.SymBool) for value in (*args, *(kwargs or {}).values())):
                 raise
-            out = self._called(func, _known(args), _known(kwargs or {}))
-        if out is NotImplemented:  # of a binary operator, what was a TypeError
+            out = self._called(func, _with_plain_bools(args), _with_plain_bools(kwargs or {}))
+        if out is NotImplemented:  # of a binary operator, in place of a TypeError
             self._context.refuse_subclasses(map(type, tensor_leaves(args, kwargs or {})))
         return out
 
@@ -153,52 +153,52 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _note_questions(self, func: Any, args: Any, kwargs: Any) -> None:
-        """Note what the program asks of which tensors."""
+        """Note which properties of which tensors the program reads."""
         asked = self._context.notes.asked
         for tensor in tensor_leaves(args, kwargs):
             for question in _ASKS[func]:
                 asked.add(question, tensor)
-            if func == ASK_BASE:  # a view shows what it is a view of
+            if func == ASK_BASE:  # a view shows its base
                 asked.add(VIEW, autograd_base(tensor))
             if func == _GRAD_FN:  # which leads to the leaves that the tensor was computed from
                 asked.add_behind(LEAF, [tensor])
 
     def _reshape(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Copy, or ask for the layout: torch assumes that data-dependent sizes are not one."""
+        """Copy, or ask about the sizes: torch assumes that data-dependent sizes are not 1."""
         source = args[0] if args else kwargs.get("input", kwargs.get("self"))
         out = func(*args, **kwargs)
         if _is_plain(source) and isinstance(out, torch.Tensor):
-            self._context.notes.note_laid(source, out)
+            self._context.notes.note_stride_dependent(source, out)
         if not (_is_plain(source) and is_symbolic(source)) or out is True:
             return out
         if out is not False and storage_key(out) == storage_key(source):
             return out
-        ones = [size for size in source.size() if unbacked([size])]
-        answers = [decided(size == 1) for size in ones]
+        sizes = [size for size in source.size() if unbacked([size])]
+        answers = [decided(size == 1) for size in sizes]
         if None in answers and out is not False:
-            self._context.note_copy(source, out, ones)
+            self._context.note_copy(source, out, sizes)
         return func(*args, **kwargs) if any(answers) else out
 
     def _differentiate(self, func: Any, args: Any, kwargs: Any) -> Any:
         notes = self._context.notes
         self._note_hooks_of(func, args, kwargs)
         if func is torch.autograd.grad and self._context.executor.observed:
-            notes.refuse_laid_out_otherwise(args[1] if len(args) > 1 else kwargs.get("inputs"))
+            notes.refuse_gradients_with_strides_of_inputs(args[1] if len(args) > 1 else kwargs.get("inputs"))
         gradients = self._context.differentiate(func, args, kwargs)
         notes.note_gradients(gradients)
         return gradients
 
     def _note_hooks_of(self, func: Any, args: Any, kwargs: Any) -> None:
-        """Note whose hooks on gradients a backward runs: of those that it is asked for, or of all that it leads to."""
+        """Note the tensors whose hooks a backward runs: those that it gets as ``inputs``, or all that it reaches."""
         asked, position = self._context.notes.asked, functions.GRADIENTS_OF[func]
         inputs = pytree.tree_leaves(args[position] if len(args) > position else kwargs.get("inputs"))
-        if not (inputs and all(isinstance(one, torch.Tensor) for one in inputs)):
+        if not (inputs and all(isinstance(value, torch.Tensor) for value in inputs)):
             inputs = pytree.tree_leaves(args[0] if args else next(iter(kwargs.values())))
             asked.add_behind(HOOKS, inputs)
         asked.add_all(HOOKS, map(id, inputs))
 
     def _note(self, func: Any, tensors: list[torch.Tensor]) -> None:
-        """Note what becomes of the gradients of tensors; refuse what only eager counts."""
+        """Note what becomes of the gradients of tensors; refuse versions that only eager counts."""
         if func is SET_GRAD_MODE:
             self._context.endings.note_grad_mode()
             return
@@ -229,10 +229,10 @@ _METHODS: dict[Any, Any] = {
 
 @contextlib.contextmanager
 def as_program(context: FunctionalizationContext, *, symbolic: bool) -> Iterator[None]:
-    """Around code of a program that autograd's engine runs: as if the program ran it.
+    """Run code of a program in autograd's engine as if the program ran it.
 
-    The mode is left while the engine runs, and where there are symbols torch's kernels in Python are enabled, some of
-    which run other ops. ``symbolic``: whether they are for all of the program.
+    The mode is left while the engine runs; with symbols, torch's kernels in Python are enabled, some of which run
+    other ops. ``symbolic``: whether they are enabled for all of the program.
     """
     with FunctionalizeFunctionMode(context), contextlib.nullcontext() if symbolic else no_python_dispatcher():
         yield
@@ -243,25 +243,25 @@ def _has_symbols(args: Any, kwargs: Any) -> bool:
 
 
 def _has_number(args: Any, kwargs: Any) -> bool:
-    """Whether arguments list a tensor that may stand for a size: what takes sizes makes a symbol of it."""
+    """Whether a list among arguments has a tensor that may be a size: functions of sizes make a symbol of it."""
     for argument in (*args, *kwargs.values()) if kwargs else args:
-        kind = type(argument)
-        if kind is list or kind is tuple:
+        type_ = type(argument)
+        if type_ is list or type_ is tuple:
             for item in argument:
                 if isinstance(item, torch.Tensor) and not item.is_floating_point() and item.dim() == 0:
                     return True
     return False
 
 
-def _known(arguments: Any) -> Any:
+def _with_plain_bools(arguments: Any) -> Any:
     """Arguments with the values of data-dependent bools, which most functions do not take."""
     if isinstance(arguments, dict):
-        return {name: bool(one) if isinstance(one, torch.SymBool) else one for name, one in arguments.items()}
-    return tuple(bool(one) if isinstance(one, torch.SymBool) else one for one in arguments)
+        return {name: bool(value) if isinstance(value, torch.SymBool) else value for name, value in arguments.items()}
+    return tuple(bool(value) if isinstance(value, torch.SymBool) else value for value in arguments)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether a dispatch mode sees this very tensor: no subclass, no wrapper of a functorch transform."""
+    """Whether a dispatch mode sees this tensor object: no subclass, no wrapper of a functorch transform."""
     return type(tensor) in PLAIN_TYPES and unwrap_functorch(tensor) is tensor
 
 

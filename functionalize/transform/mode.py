@@ -1,7 +1,7 @@
 """The mode below autograd and functorch: each op of the program arrives here, and leaves as ops on values.
 
-Invariant: what the program gets back are handles: plain tensors with eager's metadata. What runs in the modes below is
-free of mutation, and of views where these are to be removed. Limits: one mode serves one call, in one thread.
+Invariant: the program gets back handles: plain tensors with eager's metadata. Ops that run in the modes below are free
+of mutation, and of views if these are to be removed. Limits: one mode serves one call, in one thread.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class FunctionalizeMode(TorchDispatchMode):
         self._tracer = self.context.executor.proxies
         self._mixes = any(isinstance(mode, FakeTensorMode) and mode.allow_non_fake_inputs for mode in mode_stack())
         self._bases, self._run = self.context.graph.bases, self.context.executor.run
-        self.refusal: UnsupportedProgramError | None = None  # raised in the end, too: the program may have caught it
+        self.refusal: UnsupportedProgramError | None = None  # raised at the end, too: the program may have caught it
         self._suspects = self.context.notes.reshapes.lost_views.suspects
 
     @classmethod
@@ -90,15 +90,15 @@ class FunctionalizeMode(TorchDispatchMode):
 
     @uncompiled
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Kwargs | None = None) -> Any:
-        if func is _DEVICE and type(args[0]) is FakeTensor:  # half of all that is asked of fake tensors
+        if func is _DEVICE and type(args[0]) is FakeTensor:  # half of all ops on fake tensors
             return args[0].fake_device
         kwargs = kwargs or {}
         if types and not PLAIN_TYPES.issuperset(types) and not self.context.has_traced_subclass(args, kwargs):
             return NotImplemented  # a subclass desugars first; its inner tensors come back here
-        known = _handlers.get(id(func))
-        if known is None:
-            known = _handlers[id(func)] = func, _choose(func)
-        handler, context = known[1], self.context
+        entry = _handlers.get(id(func))
+        if entry is None:
+            entry = _handlers[id(func)] = func, _choose(func)
+        handler, context = entry[1], self.context
         tracer = current_proxy_mode()
         if tracer is not self._tracer and tracer is not None:  # as in `aside`
             return func(*args, **kwargs) if kwargs else func(*args)
@@ -115,7 +115,7 @@ class FunctionalizeMode(TorchDispatchMode):
         return handler(self, func, args, kwargs)
 
     def aside(self) -> bool:
-        """Whether the program is tracing a function into a graph of its own, whose calls come by here later."""
+        """Whether the program is tracing a function into a graph of its own, whose ops arrive here later."""
         tracer = current_proxy_mode()
         return tracer is not self._tracer and tracer is not None
 
@@ -152,7 +152,7 @@ class FunctionalizeMode(TorchDispatchMode):
     def _replaced(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
         lifts = func is aten.lift_fresh.default
         if lifts and not self.context.executor.observed:
-            return args[0]  # `from_numpy` comes by here: the tensor shares the array's memory
+            return args[0]  # `from_numpy` arrives here: the tensor shares the array's memory
         out = self._functional(tables.overload(tables.row(func).functional or ""), args, kwargs)
         if lifts and self.context.borrowed is not None:
             self.context.borrowed.note_lifted(args[0], out)
@@ -164,7 +164,7 @@ class FunctionalizeMode(TorchDispatchMode):
 
     def _unsafe_split(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
         if torch.is_inference_mode_enabled():
-            with self, as_before_modes(func):  # the safe one has a kernel for views
+            with self, as_before_modes(func):  # the safe variant has a kernel for views
                 pieces = view_of(copying(func))(*args, **kwargs)
                 return [piece if piece.is_inference() else _with_own_version(piece) for piece in pieces]
         return self._view(func, args, kwargs)
@@ -199,7 +199,7 @@ class FunctionalizeMode(TorchDispatchMode):
             return self._part_of_unstrided(func, args, kwargs)
         if func is aten.as_strided.default:
             check_place(source, args[1:])
-        sized_by_data = func is aten.expand.default and unbacked(source.size())  # it takes what may be one for others
+        sized_by_data = func is aten.expand.default and unbacked(source.size())  # which may be 1, and expanded
         out, layouts = self._run_view(func, args, kwargs)
         if self.context.endings.grad_is_off and func is not aten.detach.default:
             self.context.notes.note_view(source)
@@ -222,9 +222,9 @@ class FunctionalizeMode(TorchDispatchMode):
         return out
 
     def _run_view(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> tuple[Any, Sequence[Layout] | None]:
-        """The results of a view op on handles, and their layouts where these are cached."""
-        kind = type(args[0])
-        if self._mixes and kind is not FakeTensor and kind in PLAIN_TYPES:
+        """The results of a view op on handles, and their layouts if these are cached."""
+        type_ = type(args[0])
+        if self._mixes and type_ is not FakeTensor and type_ in PLAIN_TYPES:
             # FakeTensorMode would give a view of a constant other memory.
             return below_all_modes(func, args, kwargs), None
         return self.context.executor.propagate(func, args, kwargs)
@@ -286,7 +286,7 @@ class FunctionalizeMode(TorchDispatchMode):
         return handle
 
     def _relocated(self, func: Any, op: Any, args: Sequence[Any], before: View) -> None:
-        """Find out what a handle shows after an op changed its metadata; ``op``: the one that gives such a view."""
+        """Track the view that a handle is after an op changed its metadata; ``op``: the view op with that result."""
         handle, context = args[0], self.context
         if func is aten.as_strided_.default and handle.requires_grad:
             context.notes.note_address(before, Layout.of(handle))
@@ -302,7 +302,7 @@ class FunctionalizeMode(TorchDispatchMode):
         call = WritingCall(self.context, func, tables.row(func), args, kwargs)
         if counts_versions(func):
             return mutation.mutate(call)
-        # Eager's kernel makes its writes by other ops, each of which grows a version.
+        # Eager's kernel makes its writes by other ops, each of which bumps a version.
         versions = [(leaf, leaf._version) for leaf in tensor_leaves(call.targets, {}) if not leaf.is_inference()]
         out = mutation.mutate(call)
         for handle in [handle for handle, version in versions if handle._version == version]:
@@ -313,7 +313,7 @@ class FunctionalizeMode(TorchDispatchMode):
         return custom_ops.undeclared(WritingCall(self.context, func, tables.row(func), args, kwargs))
 
     def _wait(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
-        """The argument itself, as eager's kernel gives it; its value is that behind the wait."""
+        """The argument itself, as eager's kernel returns it; its value is the result of the wait."""
         handle, context = args[0], self.context
         if not context.executor.observed:
             return on_handles(func, args, kwargs)
@@ -326,7 +326,7 @@ class FunctionalizeMode(TorchDispatchMode):
         return higher_order.run(self.context, func, args, kwargs)
 
 
-_WIDEST = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}  # as a number counts
+_WIDEST = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}  # of numbers
 
 
 _DEVICE = torch.ops.prim.device.default
@@ -340,13 +340,13 @@ _WAITS = [torch.ops._c10d_functional.wait_tensor.default] if torch.distributed.i
 Handler = Callable[[FunctionalizeMode, Any, Sequence[Any], Kwargs], Any]
 _handlers: dict[int, tuple[Any, Handler]] = {}  # by identity: the hash of an op is a method in Python
 _FUNCTIONAL = FunctionalizeMode._functional
-_NO_USES = frozenset({FunctionalizeMode._metadata, FunctionalizeMode._inplace_view})  # autograd takes no view for them
-_OF_VERSIONS: dict[str, Handler] = {  # by name: some are there once Dynamo has been imported
+_NO_USES = frozenset({FunctionalizeMode._metadata, FunctionalizeMode._inplace_view})  # for which views are not replayed
+_OF_VERSIONS: dict[str, Handler] = {  # by name: some exist only once Dynamo has been imported
     **dict.fromkeys(("aten::_version", "prims::_tensor_version"), FunctionalizeMode._version),
     "prims::_unsafe_set_version_counter": FunctionalizeMode._set_version,
 }
 _BY_OP: dict[Any, Handler] = {
-    # Questions that a handle answers, whatever its value.
+    # Metadata, which a handle has, whatever its value.
     **dict.fromkeys(
         [
             _DEVICE,
@@ -362,7 +362,7 @@ _BY_OP: dict[Any, Handler] = {
     aten.is_set_to.default: FunctionalizeMode._is_set_to,
     aten._to_copy.default: lambda mode, func, args, kwargs: mode._functional(func, args, data.waiting(kwargs)),
     **dict.fromkeys(data.SETTING, lambda mode, func, args, kwargs: data.set_data(mode.context, *args)),
-    # Tensors made of others, whose memory they keep.
+    # Tensors made from others, whose memory they keep.
     **dict.fromkeys(
         [
             aten._sparse_coo_tensor_with_dims_and_tensors.default,
@@ -390,7 +390,7 @@ _BY_OP: dict[Any, Handler] = {
 
 
 def _squeezing(handler: Handler) -> Handler:
-    """The same, once it is known which of the dimensions have one position."""
+    """The handler, once the trace knows which of the dimensions have size 1."""
 
     def squeeze(mode: FunctionalizeMode, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
         sizes: Sequence[Any] = args[0].size()
@@ -403,7 +403,7 @@ def _squeezing(handler: Handler) -> Handler:
 
 
 def _part(mode: FunctionalizeMode, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
-    """A slice or a position, and where it begins if the data say that, for which torch has a new symbol."""
+    """A slice or a selected position; a data-dependent offset of it, for which torch has a new symbol, is tracked."""
     part = mode._view(func, args, kwargs)
     offset = offset_of_part(*args, **kwargs)
     if offset is not None:
@@ -416,7 +416,7 @@ def _choose(func: Any) -> Handler:
     if isinstance(func, HigherOrderOperator):
         return FunctionalizeMode._higher_order
     if tables.acts(func):
-        has_side_effect(func)  # no pass of FX takes its nodes for dead
+        has_side_effect(func)  # so that FX does not drop its nodes as dead
     if func in _BY_OP:
         return _BY_OP[func]
     if func.name() in _OF_VERSIONS:

@@ -1,7 +1,7 @@
 """Run an op that writes without writing: its functional variant, then a commit of each written argument.
 
 Invariant: a write is legal exactly where eager takes it, and raises eager's own error elsewhere.
-Limits: an op whose row names no functional variant is the matter of :mod:`functionalize.transform.handlers.custom_ops`.
+Limits: :mod:`functionalize.transform.handlers.custom_ops` runs ops whose rows name no functional variant.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ def mutate(call: WritingCall) -> Any:
 
 
 def _computed(call: WritingCall, variant: VariantCall) -> Any:
-    """The functional variant's results, or None where it raises in direct use.
+    """The functional variant's results, or None if it raises in direct use.
 
-    Some variants know no data-dependent sizes, where the op does.
+    Some variants do not take data-dependent sizes, though the op does.
     """
     try:
         op, args, kwargs = variant.op, variant.args, variant.kwargs
@@ -93,7 +93,7 @@ def _entry_by_entry(call: WritingCall) -> None:
 
 
 def _without_write(call: WritingCall) -> Any:
-    """Run a call that writes nothing (evaluation-mode batch norm) by its non-mutating op, if there is one."""
+    """Run a call that writes nothing (evaluation-mode batch norm) by its non-mutating op, if it has such an op."""
     op = tables.overload(call.row.non_mutating_op) if call.row.non_mutating_op else call.func
     return call.context.rehandle(op, call.args, call.kwargs, call.context.compute(op, call.args, call.kwargs))
 
@@ -127,7 +127,7 @@ def _variant_call(call: WritingCall, variant: Any) -> VariantCall:
 # Eager goes through the positions in the order of their strides, outermost first, and writes an element once for each
 # of its positions, reading what it wrote before. So in a graph such a write becomes one for each slice along the
 # outermost dimension, until the positions of a slice are disjoint. Limits: ops that are elementwise by their tag, whose
-# number of slices is fixed for the sizes of the trace; strides of zero are refused by eager itself.
+# number of slices is fixed for the sizes of the trace; eager itself refuses strides of zero.
 
 
 def _overlapping(call: WritingCall) -> Any:
@@ -190,17 +190,17 @@ def _by_slices(call: WritingCall) -> torch.Tensor:
 
 
 def _outermost(target: torch.Tensor, others: Sequence[torch.Tensor]) -> int:
-    """The dimension that eager's loop over the elements walks along last: TensorIterator's order."""
+    """The outermost dimension of eager's loop over the elements, in TensorIterator's order."""
     dims = [dim for dim in range(target.dim()) if size_hint(target.size(dim)) > 1]
 
-    def order(one: int, two: int) -> int:
+    def order(first: int, second: int) -> int:
         for operand in (target, *others):
-            a, b = size_hint(operand.stride(one)), size_hint(operand.stride(two))
+            a, b = size_hint(operand.stride(first)), size_hint(operand.stride(second))
             if a and b and a != b:
                 return b - a
-            if a and b and size_hint(target.size(one)) != size_hint(target.size(two)):
-                return size_hint(target.size(two)) - size_hint(target.size(one))
-        return one - two
+            if a and b and size_hint(target.size(first)) != size_hint(target.size(second)):
+                return size_hint(target.size(second)) - size_hint(target.size(first))
+        return first - second
 
     return min(dims, key=functools.cmp_to_key(order))
 
@@ -213,7 +213,7 @@ def _slice(arg: Any, target: torch.Tensor, dim: int, index: int) -> Any:
     return aten.select.int(whole, dim, index)
 
 
-# Special writes: the value does not depend on what was there, or depends on more than one position
+# Special writes: the value does not depend on the old value, or depends on more than one position
 
 
 def _copy(call: WritingCall) -> bool:
@@ -269,10 +269,10 @@ def _masked_fill(call: WritingCall) -> bool:
 
 
 def _index_put(call: WritingCall) -> bool:
-    """One number for all: a mask says where, as above."""
+    """With one number for all positions: fill by a mask of these, as above."""
     context, (target, indices), values = call.context, call.args[:2], call.argument("values")
     masks = any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices)
-    if values.dtype != target.dtype and not (masks and call.puts_one_number):  # fake kernels ignore that
+    if values.dtype != target.dtype and not (masks and call.puts_one_number):  # fake kernels do not check that
         names = f"{DTYPE_NAMES[target.dtype]} for the destination and {DTYPE_NAMES[values.dtype]} for the source"
         raise RuntimeError(f"Index put requires the source and destination dtypes match, got {names}.")
     if not repeats(target) or not call.puts_one_number:

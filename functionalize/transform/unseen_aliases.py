@@ -1,10 +1,10 @@
-"""Tensors that got the memory of others where no mode sees it: ``torch.nn.Parameter(tensor)``, in a real trace.
+"""Tensors that got the memory of others unseen by modes: ``torch.nn.Parameter(tensor)``, in a real trace.
 
-The tracer would take such a tensor for a constant. Here it stands for the node of the tensor that it was made of, whose
-memory it has. (A fake tensor is no plain tensor, so that a parameter is made of it by ``detach()``, which is seen.)
+The tracer would take such a tensor for a constant. Here it stands for the node of the tensor that it was made from, and
+whose memory it has. (A fake tensor is not plain: a parameter is made from it by ``detach()``, which modes see.)
 
-Invariant: what the program can still make an alias of is held, and little more. Limits: an alias has the layout of a
-tensor that the program got from an op, or was passed.
+Invariant: holds the tensors that the program can still make aliases of, and few others. Limits: an alias has the
+layout of a tensor that the program got from an op, or was passed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from functionalize.aliasing.alias_graph import AliasGraph
 from functionalize.aliasing.geometry import Layout
 from functionalize.transform.values import ValueExecutor
 
-_FEW = 16  # unshared tensors are dropped when there are twice as many as then, and these
+_FEW = 16  # unshared tensors are dropped once there are twice as many as after the last time, plus this
 
 
 class UnseenAliases:
@@ -32,7 +32,7 @@ class UnseenAliases:
         self._limit = _FEW
 
     def note(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Remember tensors that the tracer knows."""
+        """Note tensors that the tracer knows."""
         for tensor in tensors:
             key = storage_key(tensor)
             if key > 0:
@@ -45,17 +45,17 @@ class UnseenAliases:
         """Let constants of the tracer that have the memory of a tensor noted before stand for that tensor."""
         for tensor in tensors:
             together = self._known.get(storage_key(tensor))
-            known = None if together is None else together.get(Layout.of(tensor).key)
-            if known is None or known is tensor or not self._executor.is_constant(tensor):
+            original = None if together is None else together.get(Layout.of(tensor).key)
+            if original is None or original is tensor or not self._executor.is_constant(tensor):
                 continue
             view = self._graph.find(tensor)
-            self._graph.track(tensor, self._graph.ensure(known) if view is None else view)
-            self._executor.retarget_proxy(tensor, known)
+            self._graph.track(tensor, self._graph.ensure(original) if view is None else view)
+            self._executor.retarget_proxy(tensor, original)
 
     def let_go(self, tensor: torch.Tensor) -> None:
-        """Let go of one tensor."""
+        """Drop one tensor."""
         together = self._known.get(storage_key(tensor), {})
-        for layout in [layout for layout, known in together.items() if known is tensor]:
+        for layout in [layout for layout, other in together.items() if other is tensor]:
             del together[layout]
 
     def forget(self) -> None:
@@ -72,6 +72,6 @@ class UnseenAliases:
         for key in alone:
             del self._known[key]
         for key, together in alone.items():
-            reached = {layout: tensor for layout, known in together.items() if (tensor := known()) is not None}
+            reached = {layout: tensor for layout, ref in together.items() if (tensor := ref()) is not None}
             if reached:
                 self._known[key] = reached

@@ -73,23 +73,23 @@ class ValueExecutor:
         fake = any(isinstance(mode, FakeTensorMode) for mode in mode_stack())
         self.on_memory = self.proxies is not None and not fake  # a graph is traced while eager computes
         self.symbolic = self.proxies is not None and has_symbols(mode_stack())
-        self._frozen: dict[int, int] = {}  # which storages copies stand for
+        self._frozen: dict[int, int] = {}  # by the storage of a copy, the storage that it stands for
         self._start = last_node(self.proxies) if self.proxies is not None else None
 
     # Values
 
     def call(self, op: Any, *args: Any, **kwargs: Any) -> Any:
-        """Execute one op on values; of a view op its ``*_copy`` where views are to be removed."""
+        """Execute one op on values; instead of a view op its ``*_copy`` if views are to be removed."""
         args = _prepared(op, args, copies=self.remove_views)
         if self.remove_views:
             view, op = op, copying(op)
             fake = op is not view and isinstance(args[0], FakeTensor)
             if fake and sized_by_data(args[0], args[1:]):
-                # torch's copy ops ask a data-dependent size, their views do not
+                # torch's copy ops guard on a data-dependent size, view ops do not
                 copied = self.record_unbacked(view, args[0], args[1:], on_handles(view, args, {}))
                 if copied is not None:
                     return copied
-            if fake and is_symbolic(args[0]):  # also inside what is kept on kernels in C++
+            if fake and is_symbolic(args[0]):  # also in functions that are kept on kernels in C++
                 with enable_python_dispatcher():
                     return self.run(op, args, kwargs)
         if op in traits.KEEPS_OFFSET and is_fake(args[0]) and not _starts_storage(args[0]):
@@ -101,7 +101,7 @@ class ValueExecutor:
         """A copy of a value, for the same graph node, which no later write to a handle can change."""
         if self.is_constant(value):
             twin: Value = aten.clone.default(value)
-            return twin  # a node: what the constant holds is known when the graph runs
+            return twin  # a node: the constant's data are known when the graph runs
         copied = copy_of_memory if type(value) in PLAIN_TYPES else torch.clone
         frozen = self.alias(value, aten.alias.default if is_fake(value) else copied)
         self._frozen[storage_key(frozen)] = self.storage_of(value)
@@ -124,7 +124,7 @@ class ValueExecutor:
         return self.proxies is not None and not self.remove_views
 
     def record(self, op: Any, value: Value, args: tuple[Any, ...], handle: torch.Tensor) -> bool:
-        """Add the node ``op(value, *args)`` with the handle as its result; False where that is not possible."""
+        """Add the node ``op(value, *args)`` with the handle as its result; False if that is not possible."""
         if self.proxies is None or not self.records or not isinstance(handle, FakeTensor):
             return False
         if self._recorder is not None and op is not aten.as_strided.default and isinstance(value, FakeTensor):
@@ -145,7 +145,7 @@ class ValueExecutor:
     # Handles
 
     def sync_memory(self, handle: torch.Tensor, value: Value) -> None:
-        """Copy a value to a real handle's memory, for whatever reads memory directly."""
+        """Copy a value to a real handle's memory, for code that reads memory directly."""
         if is_fake(handle) or is_fake(value):
             return
         if counts_elements(handle):
@@ -186,7 +186,7 @@ class ValueExecutor:
             out = on_handles(func, args, kwargs)
         if self.symbolic:
             if func is aten.diagonal.default and not unbacked(out.size()) and 0 in map(hint, out.size()):
-                # Of symbolic sizes it starts where one with elements would, in eager where its source does.
+                # With symbolic sizes it starts where a diagonal with elements would; in eager, where its source does.
                 layout = (out.size(), out.stride(), args[0].storage_offset())
                 on_handles(aten.as_strided_.default, (out, *layout), {})
             for handle in tensor_leaves([out], {}):
@@ -194,7 +194,7 @@ class ValueExecutor:
         return out, None
 
     def resize_handle(self, handle: torch.Tensor, size: Sequence[Any], kwargs: dict[str, Any]) -> None:
-        """``resize_`` of one of the program's own tensors, decomposed where sizes are symbolic: fake ones refuse it."""
+        """``resize_`` of one of the program's own tensors, decomposed if sizes are symbolic: fake ones refuse it."""
         open_ended = unbacked(tuple(size))
         if not (is_fake(handle) and (self.symbolic or open_ended)):
             on_handles(aten.resize_.default, (handle, list(size)), kwargs)
@@ -209,13 +209,13 @@ class ValueExecutor:
 
     def extend_fake_storage(self, handle: torch.Tensor) -> None:
         """Make a fake input's storage as large as the original's, before the program reads beyond the input."""
-        original, known = bytes_of_original(handle), plain(handle.untyped_storage().nbytes())
-        if original is not None and original > hint(known):
-            whole = on_handles(lambda: known + (original - hint(known)), (), {})
+        original, held = bytes_of_original(handle), plain(handle.untyped_storage().nbytes())
+        if original is not None and original > hint(held):
+            whole = on_handles(lambda: held + (original - hint(held)), (), {})
             on_handles(torch.ops.inductor.resize_storage_bytes_.default, (handle, whole), {})
 
     def record_metadata_write(self, op: Any, handle: torch.Tensor, args: tuple[Any, ...]) -> None:
-        """Run an op that changes an input's metadata; of a fake input, which has it already, add the node alone."""
+        """Run an op that changes an input's metadata; for a fake input, which has them already, only add the node."""
         if self.proxies is not None and is_fake(handle):
             record_effect(self.proxies, op, handle, args)
         else:
@@ -227,39 +227,39 @@ class ValueExecutor:
             record_symbols(self.proxies, arguments)
 
     def track_sizes(self, handle: torch.Tensor) -> None:
-        """Give the tracer the symbols in the sizes of a handle whose making it did not see."""
+        """Track the symbols in the sizes of a handle that the tracer did not see being made."""
         if self.proxies is not None and handle.layout is torch.strided:
             track_symbols(self.proxies, handle)
 
     def track_offset(self, handle: torch.Tensor, offset: Any) -> None:
-        """Give the tracer a storage offset that is a new symbol, as a number that is computed of known ones."""
+        """Track a storage offset that is a new symbol, as a number that is computed from known symbols."""
         symbol = handle.storage_offset()
         if self.proxies is not None and isinstance(handle, FakeTensor) and is_symbol(symbol):
             forget_offset(handle)
             track_symbol(self.proxies, symbol, offset)
 
     def is_constant(self, handle: torch.Tensor) -> bool:
-        """Whether a tracer below takes a handle for a constant: neither an input nor an op gave it to the program."""
+        """Whether a tracer below takes a handle for a constant: it is neither an input nor a result of an op."""
         return self.proxies is not None and tracked_node(self.proxies.tracer, handle) is None
 
     def predates_call(self, handle: torch.Tensor) -> bool:
-        """Whether a handle of the graph that is traced was there before the function was called."""
+        """Whether a handle of the graph that is traced existed before the function was called."""
         if self.proxies is None:
             return False
         node = tracked_node(self.proxies.tracer, handle)
         return node is None or (self._start is not None and not self._start < node)
 
-    def same_node(self, one: torch.Tensor, two: torch.Tensor) -> bool:
+    def same_node(self, first: torch.Tensor, second: torch.Tensor) -> bool:
         """Whether two tensors stand for the same node of the graph that is traced."""
-        return self.proxies is not None and same_node(self.proxies, one, two)
+        return self.proxies is not None and same_node(self.proxies, first, second)
 
     def tensor_with_storage(self, storage: torch.UntypedStorage) -> torch.Tensor | None:
         """A tensor that the tracer knows, with this storage; None if it knows no such tensor."""
         return None if self.proxies is None else next(tensors_with_storage(self.proxies, storage_id(storage)), None)
 
 
-# Note [Values may have other strides than their handles]: a `*_copy` is contiguous, a functional variant keeps what
-# strides it likes. So an op whose legality or meaning rests on strides runs on values only as prepared here.
+# Note [Values may have other strides than their handles]: a `*_copy` is contiguous, a functional variant has
+# strides of its own choice. So an op that depends on strides runs on values only as prepared here.
 
 
 def _prepared(op: Any, args: tuple[Any, ...], *, copies: bool) -> tuple[Any, ...]:
@@ -311,7 +311,7 @@ def _legal_base(op: Any, args: tuple[Any, ...]) -> torch.Tensor:
         if op is aten.view.default and is_fake(base):
             below_all_modes(_view_of_nothing, (base, args[1]), {})
     except (RuntimeError, ValueError):
-        if op is aten.view.dtype and 0 in base.size():  # contiguous strides of an empty tensor may be as illegal
+        if op is aten.view.dtype and 0 in base.size():  # contiguous strides of an empty tensor may be illegal, too
             strides = [args[1].itemsize] * (base.dim() - 1) + [1]
             return aten.new_empty_strided.default(base, list(base.size()), strides)  # type: ignore[no-any-return]
         return aten.clone.default(base, memory_format=torch.contiguous_format)  # type: ignore[no-any-return]
@@ -319,13 +319,13 @@ def _legal_base(op: Any, args: tuple[Any, ...]) -> torch.Tensor:
 
 
 def _resizes_column(base: torch.Tensor, dtype: torch.dtype) -> bool:
-    """Whether a view of another dtype goes by the stride of a column of one, which fake tensors may have otherwise."""
+    """Whether a view of another dtype uses the stride of a last dimension of size 1, which may differ on fakes."""
     size = base.size()[-1] if base.dim() else 0
     return dtype.itemsize != base.dtype.itemsize and type(size) is int and size == 1
 
 
 def _view_of_nothing(base: torch.Tensor, size: Sequence[Any]) -> None:
-    """Raises what the kernel of `view` raises, for the sizes of this trace: that of fake tensors lets more pass."""
+    """Raises what the kernel of `view` raises, for the sizes of this trace: the fake kernel accepts more."""
     if not unbacked((*base.size(), *size)):
         layout = list(map(hint, base.size())), list(map(hint, base.stride()))
         torch.empty_strided(*layout, device="meta").view(list(map(hint, size)))

@@ -1,6 +1,6 @@
 """One call of an op that writes: what it writes, and legal values for that.
 
-Each result gets the shape, dtype and device of what it is written to; an `out=` is resized.
+Each result gets the shape, dtype and device of its target; an `out=` is resized.
 
 Invariant: all results of an op are legal before the first is committed. Limits: only strided tensors are resized.
 """
@@ -31,7 +31,7 @@ from functionalize.transform import dry_run
 from functionalize.transform.context import FunctionalizationContext
 
 aten = torch.ops.aten
-_CANNOT_GROW = "output with shape {} doesn't match the broadcast shape {}"  # as eager says it
+_CANNOT_GROW = "output with shape {} doesn't match the broadcast shape {}"  # eager's words
 _CANNOT_CAST = "result type {} can't be cast to the desired output type {}"  # eager's words
 DTYPE_NAMES = {  # in errors of eager
     torch.bool: "Bool",
@@ -62,7 +62,7 @@ class VariantCall:
 
 @dataclass(frozen=True, eq=False)
 class Operand:
-    """A tensor among the arguments. ``index``: in its list, where the call writes lists; -1 if all entries read it."""
+    """A tensor among the arguments. ``index``: in its list, if the call writes lists; -1 if all entries read it."""
 
     name: str
     index: int
@@ -83,8 +83,8 @@ class WritingCall:
     @cached_property
     def written(self) -> list[Written]:
         """Which arguments this call writes."""
-        given = (w for w in self.row.written if w.given(self.args, self.kwargs) is not None)
-        return [w for w in given if w.when is None or self.argument(w.when)]
+        present = (w for w in self.row.written if w.given(self.args, self.kwargs) is not None)
+        return [w for w in present if w.when is None or self.argument(w.when)]
 
     @cached_property
     def targets(self) -> list[Any]:
@@ -98,7 +98,7 @@ class WritingCall:
 
     @cached_property
     def meetings(self) -> list[tuple[Operand, Operand]]:
-        """Each operand that is written, with each other one in the same storage that may overlap it."""
+        """Each written operand, with each other operand in the same storage that may overlap it."""
         leaves = [leaf for leaf in self.tensors if leaf.layout is torch.strided]
         if len(set(map(storage_key, leaves))) == len(leaves):
             return []
@@ -106,10 +106,11 @@ class WritingCall:
         for operand in self._operands():
             by_key.setdefault(storage_key(operand.tensor), []).append(operand)
         return [
-            (one, other) if one.written else (other, one)
+            (first, second) if first.written else (second, first)
             for operands in by_key.values()
-            for one, other in itertools.combinations(operands, 2)
-            if (one.written or other.written) and not spans_disjoint(Layout.of(one.tensor), Layout.of(other.tensor))
+            for first, second in itertools.combinations(operands, 2)
+            if (first.written or second.written)
+            and not spans_disjoint(Layout.of(first.tensor), Layout.of(second.tensor))
         ]
 
     def _operands(self) -> Iterator[Operand]:
@@ -131,17 +132,17 @@ class WritingCall:
         return type(numel) is int and numel == 1
 
     def argument(self, name: str) -> Any:
-        """An argument by name, the schema's default where the call leaves it out."""
+        """An argument by name, the schema's default if the call leaves it out."""
         return argument(self.func, name, self.args, self.kwargs)
 
     def returned(self, results: Sequence[Any]) -> Any:
-        """What the op returns: among the results of its functional variant, and the arguments that it writes."""
+        """The returns of the op: results of its functional variant, or arguments that it writes."""
         written = self.row.written
         returns = [results[i] if i >= 0 else written[-i - 1].given(self.args, self.kwargs) for i in self.row.returns]
         return None if not returns else returns[0] if len(returns) == 1 else tuple(returns)
 
     def on_memory(self) -> Any:
-        """Run the op on the program's own tensors in direct use: eager's kernel, with what it does before it raises."""
+        """Run the op on the program's own tensors in direct use: eager's kernel, with its effects before it raises."""
         with contextlib.nullcontext() if counts_versions(self.func) else counting_versions():
             return self.context.executor.on_handles(self.func, self.args, self.kwargs)
 
@@ -159,7 +160,7 @@ class WritingCall:
 
     @cached_property
     def _resizes_by_data(self) -> bool:
-        """Whether an `out=` has a data-dependent size: kernels that would resize it ask for numbers."""
+        """Whether an `out=` has a data-dependent size: kernels that would resize it read numbers."""
         sizes = [size for target in tensor_leaves(self.targets, {}) for size in target.size()]
         return self.row.kind is Kind.OUT and unbacked(sizes)
 
@@ -169,11 +170,11 @@ class WritingCall:
         for w, target in zip(self.written, self.targets, strict=True):
             value = w.value_among(results)
             pairs += zip(target, value, strict=True) if w.is_list else [(target, value)]
-        given = [(handle, value) for handle, value in pairs if handle is not None]
+        writes = [(handle, value) for handle, value in pairs if handle is not None]
         if self.row.kind is Kind.OUT:
-            for handle, value in given:
+            for handle, value in writes:
                 self._refuse_reading(handle, value)
-        legal = [(handle, self._legalized(handle, value, results, variant)) for handle, value in given]
+        legal = [(handle, self._legalized(handle, value, results, variant)) for handle, value in writes]
         for handle, value in legal:
             self.context.write(handle, value)
 
@@ -205,7 +206,7 @@ class WritingCall:
         return value
 
     def _of_size(self, handle: torch.Tensor, value: Value) -> Value:
-        """What is written in place to a handle: its size is the handle's, which is asked where it is data-dependent."""
+        """A value that is written in place to a handle, with the handle's size; asks if that is data-dependent."""
         if tuple(value.size()) != tuple(handle.size()):
             raise RuntimeError(_CANNOT_GROW.format(list(handle.size()), list(value.size())))
         return self.context.executor.call(aten.view.default, value, list(handle.size()))
@@ -238,9 +239,9 @@ class WritingCall:
             self._refuse_growth(handle)
 
     def _refuse_growth(self, resized: torch.Tensor) -> None:
-        """Raise where the storage of other tensors grows by a data-dependent number of elements.
+        """Raise if the storage of other tensors grows by a data-dependent number of elements.
 
-        Where the trace does not answer for the data, the operators of the graph check their bounds.
+        If the trace does not answer, the operators of the graph check their bounds.
         """
         view = self.context.graph.ensure(resized)
         top = view.base.top.layout
@@ -251,7 +252,7 @@ class WritingCall:
             raise OUT_BEYOND_SHARED_STORAGE.error(op=self.func, held=held)
 
     def _refuse_reading(self, handle: torch.Tensor, value: Value) -> None:
-        """Raise where an `out=` that is to be resized is an argument, too."""
+        """Raise if an `out=` that is to be resized is an argument, too."""
         if not differ(value.size(), handle.size()) or sum(tensor is handle for tensor in self.tensors) == 1:
             return
         if torch.Tag.pointwise in self.func.tags:
@@ -259,7 +260,7 @@ class WritingCall:
         raise self._overlapping(value.size())
 
     def _refuse_overlap(self, resized: torch.Tensor) -> None:
-        """Raise where an `out=` that was resized overlaps another argument: eager does not notice."""
+        """Raise if a resized `out=` overlaps another argument: eager does not notice."""
         key, (start, stop) = storage_key(resized), hinted_span(Layout.of(resized))
         for other in self.tensors:
             if other is resized or storage_key(other) != key:
@@ -273,6 +274,6 @@ class WritingCall:
 
 
 def _refuse_lost_views(context: FunctionalizationContext, handle: torch.Tensor) -> None:
-    """Raise where a fake tensor that has views, and a gradient, is about to get another size."""
+    """Raise if a fake tensor that has views, and a gradient, is about to get another size."""
     if is_fake(handle) and handle.requires_grad and context.views_beside(handle):
         raise OUT_WITH_VIEWS_RESIZED.error()

@@ -1,10 +1,10 @@
 """Recurrent layers on fake tensors of a GPU, by the operator of cuDNN that torch calls for them.
 
-torch looks up the addresses of the weights, which fake tensors do not have. cuDNN wants them in one buffer, in an
-order of its own: that of the weights once `flatten_parameters` has put them there. Others the operator puts
-together at each call, and warns that it does, as in eager.
+Torch looks up the addresses of the weights, which fake tensors do not have. cuDNN needs them in one buffer, in an
+order of its own, into which `flatten_parameters` puts them. The operator joins other weights at each call, with a
+warning, as in eager.
 
-Invariant: each gives what torch's kernel gives. Limits: layers that drop out between one another are refused.
+Invariant: results are those of torch's kernel. Limits: dropout between layers is refused.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from functionalize.refusals.values import CUDNN_DROPOUT
 Tensor = torch.Tensor
 aten = torch.ops.aten
 _MODES: Mapping[str, int] = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}  # as cuDNN numbers them
-_PARTS = {"lstm": 2}  # of a state, where it is not one
+_PARTS = {"lstm": 2}  # tensors of a state, if it has several
 
 
 def runs_there(data: Tensor) -> bool:
-    """Whether torch has cuDNN compute layers of this."""
+    """Whether torch has cuDNN compute layers on this data."""
     return data.device.type == "cuda" and torch.backends.cudnn.is_acceptable(data)
 
 
 def refuse_dropout(dropout: float, train: bool, count: int) -> None:
-    """Raise for layers that drop out between one another.
+    """Raise for dropout between layers.
 
     Raises:
-        UnsupportedProgramError: they do.
+        UnsupportedProgramError: there is dropout.
     """
     if dropout and train and count > 1:
         raise CUDNN_DROPOUT.error()
@@ -40,7 +40,7 @@ def refuse_dropout(dropout: float, train: bool, count: int) -> None:
 def layers(
     name: str,
     data: Tensor,
-    given: Any,
+    initial: Any,
     flat: Sequence[Tensor],
     biases: bool,
     count: int,
@@ -49,13 +49,13 @@ def layers(
     both: bool,
     batch_first: bool,
 ) -> tuple[Tensor, ...]:
-    """What layers give of sequences of one length: that, and the last states.
+    """The output of layers on sequences of one length, and the last states.
 
     Raises:
-        UnsupportedProgramError: they drop out between one another.
+        UnsupportedProgramError: there is dropout between the layers.
     """
     refuse_dropout(dropout, train, count)
-    hidden, cell = given if name in _PARTS else (given, None)
+    hidden, cell = initial if name in _PARTS else (initial, None)
     size, projected = hidden.size(2), 0
     if cell is not None and cell.size(2) != size:
         size, projected = cell.size(2), size
@@ -68,11 +68,11 @@ def layers(
 
 
 def _joined(weights: Sequence[Tensor]) -> Tensor | None:
-    """The weights in one buffer, in the order of theirs; None if they are in several."""
+    """The weights in one buffer, in the order of their storage; None if they are in several storages."""
     count: Any = weights[0].untyped_storage().nbytes() // weights[0].itemsize
     end: Any = 0
     parts = list[Tensor]()
-    for weight in sorted(weights, key=lambda one: one.storage_offset()):
+    for weight in sorted(weights, key=lambda weight: weight.storage_offset()):
         if weight.untyped_storage().nbytes() // weight.itemsize != count or weight.storage_offset() < end:
             return None
         parts += [weight.new_zeros(weight.storage_offset() - end), weight.detach().reshape(-1)]

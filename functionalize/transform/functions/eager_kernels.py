@@ -1,10 +1,10 @@
-"""Functions that torch's kernels in Python compute differently from eager: kept on the kernels that eager runs.
+"""Keeps functions on eager's kernels if torch's kernels in Python compute something else.
 
-Where sizes are symbols, those in Python take over. They interpolate by a scale where eager's copy, and round otherwise;
-and of `multilabel_margin_loss` they read targets past the first that is negative.
+On symbolic sizes the kernels in Python take over. They interpolate by a scale where eager's copy, and round
+differently; for `multilabel_margin_loss` they read targets past the first negative one.
 
-Invariant: each gives what eager's kernel gives. Limits: fake tensors of others, as Dynamo's, have no metas of these
-operators for symbols; there torch's kernels in Python stay.
+Invariant: results are those of eager's kernels. Limits: fake modes of others, such as Dynamo's, have no meta kernels of
+these operators for symbols; there torch's kernels in Python stay.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _QUESTIONS = ("has_torch_function_unary", "has_torch_function_variadic")
 
 
 def _lacks_metas(args: Any) -> bool:
-    """Whether an operator of these arguments can be computed by torch's kernels in Python alone."""
+    """Whether only torch's kernels in Python can run an operator on these arguments."""
     return has_foreign_fakes() and any(map(has_symbol, pytree.tree_leaves(args)))
 
 
 def _in_eager(call: Call) -> Call:
-    """A function, by the kernels in C++: they know symbols too."""
+    """A function on the kernels in C++, which take symbols, too."""
 
     def called(*args: Any, **kwargs: Any) -> Any:
         if _lacks_metas(args):
@@ -42,7 +42,7 @@ def _in_eager(call: Call) -> Call:
 
 
 def _interpolated(call: Call) -> Call:
-    """An interpolation, which in C++ wants to know its sizes, by the operator that it calls, which does not."""
+    """An interpolation by the operator that it calls, which takes symbolic sizes: the function in C++ does not."""
     op, kept = getattr(torch.ops.aten, call.__name__), _in_eager(call)
     arguments = len(op.vec._schema.arguments)
     dims = len(op.default._schema.arguments) - arguments + 1
@@ -66,7 +66,7 @@ def _scaled(size: Any, scale: Any) -> Any:
 
 
 def _unasked(function: Any) -> Call:
-    """A function of torch's in Python, without the question whether a mode takes its call over."""
+    """A function of torch's in Python, without the check whether a mode intercepts its call."""
     names = {**function.__globals__, **dict.fromkeys(_QUESTIONS, lambda *tensors: False)}
     made = FunctionType(function.__code__, names, function.__name__, function.__defaults__)
     made.__kwdefaults__ = function.__kwdefaults__
@@ -77,5 +77,5 @@ IN_EAGER: Mapping[Any, Call] = {
     **{call: _interpolated(call) for call in INTERPOLATIONS},
     MARGIN_LOSS: _in_eager(MARGIN_LOSS),
 }
-# The public functions that call these, which run with the mode that looks up the above.
+# The public functions that call these; they run with the mode active, which looks up the functions above.
 OPENED: Mapping[Any, Call] = {function: _unasked(function) for function in (interpolate, multilabel_margin_loss)}

@@ -1,7 +1,7 @@
-"""Data-dependent numbers, where torch takes only plain numbers: decomposed into operators that take symbols.
+"""Decomposes functions that take only plain numbers into operators that take symbols, for data-dependent numbers.
 
-Invariant: a number that only flows into tensors stays a symbol, and an integer is asked for where a float was rounded.
-Limits: lists of numbers, however nested; tensors among them are torch's to handle.
+Invariant: a number that only flows into tensors stays a symbol; if a float is rounded, only the integer is a decision.
+Limits: lists of numbers, however nested; torch handles tensors among them.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ _NUMBERS = (int, float, *SYMBOLS)
 
 
 class Conversions:
-    """Data-dependent numbers, where Python or C++ take only plain ones: as symbols, or as the values of the data."""
+    """Conversions of data-dependent numbers, for code that takes only plain numbers: to symbols, or by decisions."""
 
-    count = 0  # how many have given a symbol
+    count = 0  # of the conversions to symbols
     decide = False
 
     @staticmethod
     @contextlib.contextmanager
     def deciding(decide: bool) -> Iterator[None]:
-        """While all of them are decisions, if they are to be."""
+        """Set whether all conversions are decisions."""
         before, Conversions.decide = Conversions.decide, decide
         try:
             yield
@@ -48,15 +48,15 @@ class Conversions:
 
 
 def _integer(tensor: torch.Tensor) -> int:
-    """``int(tensor)``: what matters of a float is its integer part, not the float itself."""
+    """``int(tensor)``: of a float only the integer part is a decision."""
     if not tensor.is_floating_point():
         return torch.Tensor.__int__(tensor)
     number: Any = tensor.item()
     return int(math.trunc(number) if isinstance(number, torch.SymFloat) else number)
 
 
-def _truth(input: torch.Tensor) -> bool:
-    """``bool(tensor)``: a decision by the bool, not the number. In C++ it takes no symbol for the count of elements."""
+def _boolean(input: torch.Tensor) -> bool:
+    """``bool(tensor)``: a decision by the bool, not the number. In C++ the number of elements cannot be a symbol."""
     count: Any = input.numel()
     if count == 1 and isinstance(input, FakeTensor) and input.constant is None and input.dtype != torch.bool:
         input = input != 0
@@ -69,23 +69,23 @@ def _truth(input: torch.Tensor) -> bool:
 
 
 def formatted(tensor: torch.Tensor, text: str) -> str:
-    """``format(tensor, text)``: that of its number, as torch has it of tensors that are no fake ones."""
+    """``format(tensor, text)``: formats its number, as torch does for tensors that are not fake."""
     if tensor.dim() or not isinstance(tensor, FakeTensor) or isinstance(tensor, torch.nn.Parameter):
         return torch.Tensor.__format__(tensor, text)  # type: ignore[no-any-return, no-untyped-call]
     return format(tensor.item(), text)
 
 
 def _tensor_of(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """``torch.tensor`` and its like, of lists of numbers and of tensors that hold one."""
+    """``torch.tensor`` and similar functions, for lists of numbers and of tensors with one element."""
 
     def of_numbers(*args: Any, **options: Any) -> torch.Tensor:
         numbers, size = _flat(args[0]) if len(args) == 1 else ([], [])
-        if not _are_told_by_data(numbers, size):
+        if not _have_data_dependent(numbers, size):
             return make(*args, **options)
         dtype = options.pop("dtype", None) or functools.reduce(torch.promote_types, map(_dtype_of, numbers))
         requires_grad = bool(options.pop("requires_grad", False))
         options.pop("copy", None)
-        parts = [_one_of(number, dtype, options) for number in numbers]
+        parts = [_scalar(number, dtype, options) for number in numbers]
         return (torch.stack(parts).reshape(size) if size else parts[0]).requires_grad_(requires_grad)
 
     return of_numbers
@@ -93,16 +93,16 @@ def _tensor_of(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]
 
 def _new_tensor(self: torch.Tensor, data: Any, **options: Any) -> torch.Tensor:
     """``tensor.new_tensor``."""
-    if not _are_told_by_data(*_flat(data)):
+    if not _have_data_dependent(*_flat(data)):
         return self.new_tensor(data, **options)
     return _tensor_of(torch.tensor)(data, **{"dtype": self.dtype, "device": self.device, **options})
 
 
-def _are_told_by_data(numbers: Sequence[Any], size: Sequence[int]) -> bool:
-    """Whether all are numbers, or tensors in a list that hold one, and some of them are data-dependent."""
-    known = [isinstance(number, torch.Tensor) and number.numel() == 1 if size else False for number in numbers]
-    told = any(isinstance(number, (*SYMBOLS, FakeTensor)) for number in numbers)
-    return told and all(one or isinstance(number, _NUMBERS) for one, number in zip(known, numbers, strict=True))
+def _have_data_dependent(numbers: Sequence[Any], size: Sequence[int]) -> bool:
+    """Whether all are numbers, or tensors with one element in a list, and some are data-dependent."""
+    single = [isinstance(number, torch.Tensor) and number.numel() == 1 if size else False for number in numbers]
+    depend = any(isinstance(number, (*SYMBOLS, FakeTensor)) for number in numbers)
+    return depend and all(alone or isinstance(number, _NUMBERS) for alone, number in zip(single, numbers, strict=True))
 
 
 def _dtype_of(number: Any) -> torch.dtype:
@@ -113,7 +113,7 @@ def _dtype_of(number: Any) -> torch.dtype:
     return torch.get_default_dtype() if isinstance(number, (float, torch.SymFloat)) else torch.int64
 
 
-def _one_of(number: Any, dtype: torch.dtype, options: Any) -> torch.Tensor:
+def _scalar(number: Any, dtype: torch.dtype, options: Any) -> torch.Tensor:
     """A number as a tensor without dimensions."""
     if not isinstance(number, torch.Tensor):
         number = torch.sym_ite(number, 1, 0) if isinstance(number, torch.SymBool) else number
@@ -125,17 +125,17 @@ def _one_of(number: Any, dtype: torch.dtype, options: Any) -> torch.Tensor:
 
 
 def _flat(data: Any) -> tuple[list[Any], list[int]]:
-    """The numbers of nested lists, and the lists' sizes; both empty where lists are ragged or empty."""
+    """The numbers of nested lists, and the lists' sizes; both empty if lists are ragged or empty."""
     if not isinstance(data, (list, tuple)):
         return [data], []
-    parts: Sequence[tuple[list[Any], list[int]]] = [_flat(one) for one in data]
+    parts: Sequence[tuple[list[Any], list[int]]] = [_flat(item) for item in data]
     if not parts or any(size != parts[0][1] for _, size in parts):
         return [], []
     return [number for numbers, _ in parts for number in numbers], [len(parts), *parts[0][1]]
 
 
 def _of_tensor(step: Callable[..., Any]) -> Callable[..., Any]:
-    """An optimizer's fused step, which takes a learning rate as a tensor too, unlike other numbers."""
+    """An optimizer's fused step, which takes a learning rate as a tensor, too, unlike other numbers."""
 
     def stepped(*lists: Any, lr: Any, **options: Any) -> Any:
         symbolic = isinstance(lr, torch.SymFloat)
@@ -147,14 +147,14 @@ def _of_tensor(step: Callable[..., Any]) -> Callable[..., Any]:
 def _batch_norm(
     input: Any, running_mean: Any, running_var: Any, *options: Any, momentum: Any = 0.1, **named: Any
 ) -> Any:
-    """Batch norm that weighs what it has seen by a number of the trace's, as an average over all batches does."""
+    """Batch norm with a data-dependent momentum, as an average over all batches has."""
     plain: Any = torch.nn.functional.batch_norm
-    weight: Any = momentum  # stubs know no symbol that takes part in arithmetic with tensors
+    weight: Any = momentum  # stubs allow no arithmetic of symbols with tensors
     if not (isinstance(momentum, torch.SymFloat) and named.get("training") and running_mean is not None):
         return plain(
             input, running_mean, running_var, *options, **({} if len(options) > 3 else {"momentum": momentum}), **named
         )
-    seen = [torch.zeros_like(one) for one in (running_mean, running_var)]
+    seen = [torch.zeros_like(running) for running in (running_mean, running_var)]
     result = plain(input, *seen, *options, momentum=1.0, **named)
     with torch.no_grad():
         for running, now in zip((running_mean, running_var), seen, strict=True):
@@ -168,7 +168,7 @@ def _indexed(call: Callable[..., Any]) -> Callable[..., Any]:
     def indexed(tensor: torch.Tensor, index: Any, *value: Any) -> Any:
         parts = tuple(map(_without_bools, index if type(index) is tuple else (index,)))
         if type(index) is tuple:
-            index = parts = tuple([_as_one(part, tensor.device) for part in parts])
+            index = parts = tuple([_joined(part, tensor.device) for part in parts])
         else:
             index = parts[0]
         if not any(map(_is_data_dependent, parts)) or indices_stay_tensors():
@@ -176,33 +176,33 @@ def _indexed(call: Callable[..., Any]) -> Callable[..., Any]:
         counts = [_dims_of(part) for part in parts]
         others = tensor.dim() - sum(count for count in counts if count is not None)
         dims = [others if count is None else count for count in counts]
-        known = [_number(part) for part in parts]
-        symbols = [at for at, part in enumerate(known) if isinstance(part, torch.SymInt)]
-        for at in reversed(symbols):  # reading takes integers alone
-            tensor = torch.select(tensor, sum(dims[:at]), known[at])
-        rest = tuple(part for part in known if not isinstance(part, torch.SymInt))
+        numbers = [_number(part) for part in parts]
+        symbols = [at for at, part in enumerate(numbers) if isinstance(part, torch.SymInt)]
+        for at in reversed(symbols):  # reading takes only integers
+            tensor = torch.select(tensor, sum(dims[:at]), numbers[at])
+        rest = tuple(part for part in numbers if not isinstance(part, torch.SymInt))
         return call(tensor, rest or ..., *value) if rest or value else tensor
 
     return indexed
 
 
-def _as_one(part: Any, device: torch.device) -> Any:
-    """Data-dependent positions in a list, as a tensor of them."""
-    listed = isinstance(part, (list, tuple)) and _are_told_by_data(*_flat(part))
+def _joined(part: Any, device: torch.device) -> Any:
+    """A list with data-dependent positions as a tensor; any other part itself."""
+    listed = isinstance(part, (list, tuple)) and _have_data_dependent(*_flat(part))
     return _tensor_of(torch.tensor)(part, device=device) if listed else part
 
 
 def _without_bools(index: Any) -> Any:
-    """A part of an index with the values of data-dependent bools: they are masks, and no positions."""
+    """A part of an index with the values of data-dependent bools: they are masks, not positions."""
     if isinstance(index, slice):
         ends = (index.start, index.stop, index.step)
-        known = [int(bool(end)) if isinstance(end, torch.SymBool) else _end(end) for end in ends]
-        return index if all(map(operator.is_, ends, known)) else slice(*known)
+        plain = [int(bool(end)) if isinstance(end, torch.SymBool) else _end(end) for end in ends]
+        return index if all(map(operator.is_, ends, plain)) else slice(*plain)
     return bool(index) if isinstance(index, torch.SymBool) else index
 
 
 def _end(end: Any) -> Any:
-    """Where a slice begins or ends, or its step, as a number: a tensor would be asked for its value."""
+    """The start, end or step of a slice as a number: torch would read a tensor's value."""
     whole = isinstance(end, FakeTensor) and not (end.is_floating_point() or end.is_complex() or end.dtype == torch.bool)
     if not whole or Conversions.decide or end.constant is not None or unbacked(end.size()) or end.numel() != 1:
         return end
@@ -213,7 +213,7 @@ def _end(end: Any) -> Any:
 
 
 def _is_data_dependent(index: Any) -> bool:
-    """Whether an index is one integer of the data: a symbol, or a tensor without dimensions."""
+    """Whether an index is a data-dependent integer: a symbol, or a tensor without dimensions."""
     if isinstance(index, torch.SymInt):
         return True
     if not isinstance(index, FakeTensor) or index.dim() or index.dtype in (torch.bool, torch.uint8):
@@ -222,7 +222,7 @@ def _is_data_dependent(index: Any) -> bool:
 
 
 def _dims_of(index: Any) -> int | None:
-    """How many dimensions an index takes; None: all that others leave."""
+    """How many dimensions an index takes; None: all that the other parts leave."""
     if index is Ellipsis:
         return None
     if index is None or isinstance(index, bool):
@@ -237,14 +237,14 @@ def _number(index: Any) -> Any:
 
 def _read(index: torch.Tensor) -> Any:
     """The number of a tensor: one symbol until the tensor is written."""
-    known = _PLACES.get(index)
-    if known is None or known[0] != index._version:
-        known = _PLACES[index] = index._version, index.item()
-    return known[1]
+    entry = _READ.get(index)
+    if entry is None or entry[0] != index._version:
+        entry = _READ[index] = index._version, index.item()
+    return entry[1]
 
 
-# `tensor[index] += 1` reads and writes at one place: both are to have one symbol.
-_PLACES: Any = WeakIdKeyDictionary()
+# `tensor[index] += 1` reads and writes at one position: both need the same symbol.
+_READ: Any = WeakIdKeyDictionary()
 
 
 def _select(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -257,14 +257,14 @@ def _select(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _broadcast(*tensors: Any) -> Any:
-    """``torch.broadcast_tensors``, which in C++ takes no data-dependent size for one."""
-    given = tensors[0] if len(tensors) == 1 and isinstance(tensors[0], (list, tuple)) else tensors
-    decide_broadcasts([one.size() for one in given])
-    return torch.broadcast_tensors(*given)
+    """``torch.broadcast_tensors``, which in C++ assumes that data-dependent sizes are not 1."""
+    operands = tensors[0] if len(tensors) == 1 and isinstance(tensors[0], (list, tuple)) else tensors
+    decide_broadcasts([operand.size() for operand in operands])
+    return torch.broadcast_tensors(*operands)
 
 
 def _tensor_split(*args: Any, **named: Any) -> Any:
-    """``tensor_split``, which in C++ reads from the memory of a tensor where to split."""
+    """``tensor_split``, which in C++ reads the positions from a tensor's memory."""
     split: Any = torch.tensor_split
     where = named.get("tensor_indices_or_sections", args[1] if len(args) > 1 else None)
     if not isinstance(where, FakeTensor) or where.dtype != torch.int64 or where.dim() > 1:
@@ -276,24 +276,24 @@ def _tensor_split(*args: Any, **named: Any) -> Any:
 def _ctc_loss(
     log_probs: Any, targets: Any, input_lengths: Any, target_lengths: Any, *options: Any, **named: Any
 ) -> Any:
-    """``F.ctc_loss``, whose mean C++ computes by a tensor that it makes of the lengths, and fills."""
+    """``F.ctc_loss``, for whose mean C++ makes a tensor of the lengths, and fills it."""
     loss: Any = torch.nn.functional.ctc_loss
-    given = inspect.signature(loss).bind(log_probs, targets, input_lengths, target_lengths, *options, **named)
-    given.apply_defaults()
-    known = isinstance(target_lengths, (list, tuple))
-    if not (known and isinstance(log_probs, FakeTensor) and given.arguments["reduction"] == "mean"):
-        return loss(*given.args, **given.kwargs)
-    given.arguments["reduction"] = "none"
-    losses = loss(*given.args, **given.kwargs)
+    bound = inspect.signature(loss).bind(log_probs, targets, input_lengths, target_lengths, *options, **named)
+    bound.apply_defaults()
+    is_listed = isinstance(target_lengths, (list, tuple))
+    if not (is_listed and isinstance(log_probs, FakeTensor) and bound.arguments["reduction"] == "mean"):
+        return loss(*bound.args, **bound.kwargs)
+    bound.arguments["reduction"] = "none"
+    losses = loss(*bound.args, **bound.kwargs)
     counts = torch.tensor(target_lengths, dtype=losses.dtype, device=losses.device)
     return (losses / counts.clamp_min(1)).mean()
 
 
 def _matmul(call: Callable[..., Any]) -> Callable[..., Any]:
-    """``matmul``, whose decomposition takes no data-dependent size for one."""
+    """``matmul``, whose decomposition assumes that data-dependent sizes are not 1."""
 
     def multiplied(*args: Any, **kwargs: Any) -> Any:
-        batches = [one.size()[:-2] for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor)][:2]
+        batches = [arg.size()[:-2] for arg in (*args, *kwargs.values()) if isinstance(arg, torch.Tensor)][:2]
         if any(map(unbacked, batches)):
             decide_batches(batches)
         return call(*args, **kwargs)
@@ -304,7 +304,7 @@ def _matmul(call: Callable[..., Any]) -> Callable[..., Any]:
 _MATMULS = (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.Tensor.__rmatmul__, torch.linalg.matmul)
 DECOMPOSED: dict[Any, Callable[..., Any]] = {
     torch.Tensor.__int__: _integer,
-    **dict.fromkeys((torch.Tensor.__bool__, torch.Tensor.is_nonzero, torch.is_nonzero), _truth),
+    **dict.fromkeys((torch.Tensor.__bool__, torch.Tensor.is_nonzero, torch.is_nonzero), _boolean),
     torch.broadcast_tensors: _broadcast,
     torch.Tensor.__format__: formatted,
     **dict.fromkeys((torch.tensor_split, torch.Tensor.tensor_split), _tensor_split),

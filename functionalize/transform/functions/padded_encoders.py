@@ -1,11 +1,11 @@
-"""``nn.TransformerEncoder`` in inference: eager computes on nested tensors, and what is padded is zero in the end.
+"""``nn.TransformerEncoder`` in inference: eager computes on nested tensors, and returns zeros for the padding.
 
-Where a mode is active, torch keeps to padded tensors, and to what its layers give for the padding. It asks
-``torch.overrides.has_torch_function`` once all else allows nested ones. There we have the last layer give
-zeros: what the layers give for the rest is the same both ways.
+If a mode is active, torch stays with padded tensors, and with the results of its layers for the padding. It calls
+``torch.overrides.has_torch_function`` once all else allows nested tensors. There we make the last layer return
+zeros: the results for the rest are the same both ways.
 
-Invariant: the modules have no hook of ours when a call ends. Limits: what Dynamo compiles keeps to padded tensors, in
-whatever backend; so does a layer by itself, whose kernel gives NaN where all of a sequence is padded.
+Invariant: the modules have no hook of ours when a call ends. Limits: what Dynamo compiles stays with padded tensors, in
+any backend; so does a layer by itself, whose kernel returns NaN if a whole sequence is padded.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _DEVICES = frozenset({"cpu", "cuda", "xpu"})  # whose kernels torch trusts with 
 
 @contextlib.contextmanager
 def zeros_for_padding() -> Iterator[None]:
-    """Around a call: have encoders give what they give without modes."""
+    """For a call: make encoders return what they return without modes."""
     hooks = list[Any]()
     try:
         with Patches([Patch(torch.overrides, "has_torch_function", partial(_asking, hooks))]):
@@ -41,7 +41,7 @@ def zeros_for_padding() -> Iterator[None]:
 
 
 def _left_aligned(tensor: torch.Tensor, mask: torch.Tensor) -> bool:
-    """Whether the padding comes last everywhere, which the encoder asks: by operators that backends know."""
+    """Whether the padding comes last everywhere, which the encoder checks: by operators that backends have."""
     if not (isinstance(mask, FakeTensor) and mask.dim() == 2 and mask.dtype == torch.bool):
         return LEFT_ALIGNED(tensor, mask)  # type: ignore[no-any-return]
     places = torch.arange(mask.size(1), device=mask.device)
@@ -52,10 +52,10 @@ OF_ENCODERS = {LEFT_ALIGNED: _left_aligned}
 
 
 def _asking(hooks: list[Any], ask: Callable[..., bool]) -> Callable[..., bool]:
-    """``has_torch_function``: what is asked of all other code stays. ``hooks``: gets those that are set."""
+    """``has_torch_function``, unchanged for all other callers. ``hooks`` gets the hooks that it sets."""
 
     def asked(tensors: Sequence[Any]) -> bool:
-        caller = sys._getframe(2)  # the first is that of the replaced name
+        caller = sys._getframe(2)  # the first frame is that of the replaced name
         if caller.f_code is _FORWARD and _is_nested_in_eager(tensors):
             names = caller.f_locals
             hooks.append(_give_zeros([*names["self"].layers], names["src_key_padding_mask"]))
@@ -65,7 +65,7 @@ def _asking(hooks: list[Any], ask: Callable[..., bool]) -> Callable[..., bool]:
 
 
 def _is_nested_in_eager(tensors: Sequence[Any]) -> bool:
-    """What the encoder asks after this question, in its order: the device, and whether gradients are wanted."""
+    """The encoder's checks after this one, in its order: the device, and whether gradients are needed."""
     differentiated = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
     return tensors[0].device.type in _DEVICES and not differentiated
 

@@ -1,8 +1,8 @@
-"""Recurrent layers on fake tensors, and packed sequences, on which they run: decomposed, step by step.
+"""Recurrent layers on fake tensors, and the packed sequences that they take: decomposed, step by step.
 
-torch's kernels read the batch of each step off the data. Here these are numbers that the program asks for.
+Torch's kernels read the batch size of each step from the data. Here the program asks for these numbers.
 
-Invariant: each gives what torch's kernel gives. Limits: layers that are not quantized.
+Invariant: results are those of torch's kernels. Limits: layers that are not quantized.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from functionalize.transform.functions import cudnn_layers
 from functionalize.transform.functions.recurrent_scans import scanned
 
 Tensor = torch.Tensor
-State = tuple[Tensor, ...]  # of a step: what is given, and of an LSTM what its cell holds
+State = tuple[Tensor, ...]  # after a step: the hidden state, and the cell of an LSTM
 Call = Callable[..., Any]
 
 
@@ -36,17 +36,17 @@ def _pack(pack: Call) -> Call:
     def packed(input: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
         if not isinstance(input, FakeTensor):
             return pack(input, lengths, batch_first)  # type: ignore[no-any-return]
-        steps, found = (input.transpose(0, 1) if batch_first else input), _numbers(lengths)
-        _check(steps, found)
-        sizes = [sum(length > step for length in found) for step in range(found[0])]
+        steps, counts = (input.transpose(0, 1) if batch_first else input), _numbers(lengths)
+        _check(steps, counts)
+        sizes = [sum(length > step for length in counts) for step in range(counts[0])]
         rows = torch.tensor(_rows(sizes, steps.size(1)), device=input.device)
-        return steps[: found[0]].flatten(0, 1).index_select(0, rows), torch.tensor(sizes)
+        return steps[: counts[0]].flatten(0, 1).index_select(0, rows), torch.tensor(sizes)
 
     return packed
 
 
 def _check(steps: Tensor, lengths: list[int]) -> None:
-    """As the kernel does, in its words."""
+    """Raise the kernel's errors."""
     if len(lengths) != steps.size(1):
         raise RuntimeError(
             f"Expected `len(lengths)` to be equal to batch_size, but got {len(lengths)} (batch_size={steps.size(1)})"
@@ -66,7 +66,7 @@ def _check(steps: Tensor, lengths: list[int]) -> None:
 
 
 def _rows(sizes: Sequence[int], batch: int) -> list[int]:
-    """The places of the packed rows, the steps of all sequences one after the other."""
+    """The positions of the packed rows, step by step, in the steps of all sequences one after the other."""
     return [step * batch + row for step, size in enumerate(sizes) for row in range(size)]
 
 
@@ -93,7 +93,7 @@ def _pad(pad: Call) -> Call:
 
 
 class _Weights(NamedTuple):
-    """Of one layer in one direction."""
+    """The weights of one layer in one direction."""
 
     input: Tensor
     hidden: Tensor
@@ -102,7 +102,7 @@ class _Weights(NamedTuple):
     projection: Tensor | None
 
     def of_state(self, hidden: Tensor) -> Tensor:
-        """What the last state adds."""
+        """What the last state adds to the gates."""
         return linear(hidden, self.hidden, self.hidden_bias)
 
 
@@ -116,9 +116,9 @@ def _lstm(gates: Tensor, state: State, weights: _Weights) -> State:
 
 def _gru(gates: Tensor, state: State, weights: _Weights) -> State:
     (hidden,) = state
-    given, kept = gates.chunk(3, 1), weights.of_state(hidden).chunk(3, 1)
-    reset, update = (kept[0] + given[0]).sigmoid(), (kept[1] + given[1]).sigmoid()
-    new = (given[2] + kept[2] * reset).tanh()
+    added, kept = gates.chunk(3, 1), weights.of_state(hidden).chunk(3, 1)
+    reset, update = (kept[0] + added[0]).sigmoid(), (kept[1] + added[1]).sigmoid()
+    new = (added[2] + kept[2] * reset).tanh()
     return ((hidden - new) * update + new,)
 
 
@@ -130,21 +130,21 @@ def _simple(activation: Call) -> Call:
 
 
 def run_layer(step: Call, data: Tensor, sizes: Sequence[int], first: State, weights: _Weights, backwards: bool) -> Any:
-    """What one layer gives in one direction: of all steps, and its last state of each sequence."""
+    """The outputs of one layer in one direction at all steps, and its last state of each sequence."""
     gates = linear(data, weights.input, weights.input_bias).split(sizes)
     order = range(len(sizes))[:: -1 if backwards else 1]
-    state, ended, given = tuple(one[: sizes[order[0]]] for one in first), list[State](), list[Tensor]()
+    state, ended, outputs = tuple(part[: sizes[order[0]]] for part in first), list[State](), list[Tensor]()
     for at in order:
         size, before = sizes[at], state[0].size(0)
         if size < before:
-            ended.append(tuple(one[size:] for one in state))
-            state = tuple(one[:size] for one in state)
+            ended.append(tuple(part[size:] for part in state))
+            state = tuple(part[:size] for part in state)
         elif size > before:
-            state = tuple(torch.cat([one, new[before:size]]) for one, new in zip(state, first, strict=True))
+            state = tuple(torch.cat([part, new[before:size]]) for part, new in zip(state, first, strict=True))
         state = step(gates[at], state, weights)
-        given.append(state[0])
+        outputs.append(state[0])
     last = tuple(torch.cat(parts) for parts in zip(state, *reversed(ended), strict=True)) if ended else state
-    return torch.cat(given[::-1] if backwards else given), last
+    return torch.cat(outputs[::-1] if backwards else outputs), last
 
 
 def weights_of(flat: Sequence[Tensor], biases: bool, projects: bool) -> Iterator[_Weights]:
@@ -156,13 +156,13 @@ def weights_of(flat: Sequence[Tensor], biases: bool, projects: bool) -> Iterator
 
 
 def _layers(name: str, step: Call) -> Call:
-    """Recurrent layers of torch's, one above the other."""
+    """Torch's recurrent layers, stacked."""
     layer = RECURRENT[name]
 
     def run(data: Tensor, *args: Any, **options: Any) -> Any:
         if len(args) != 8 or not isinstance(data, FakeTensor):
             return layer(data, *args, **options)
-        if isinstance(args[2], (tuple, list)):  # the weights, behind the sizes
+        if isinstance(args[2], (tuple, list)):  # the weights, which come after the sizes
             return _on_packed(step, data, *args)
         if cudnn_layers.runs_there(data):
             return cudnn_layers.layers(name, data, *args)
@@ -178,7 +178,7 @@ def _on_packed(
     step: Call,
     data: Tensor,
     batch_sizes: Tensor,
-    given: Any,
+    initial: Any,
     flat: Sequence[Tensor],
     biases: bool,
     count: int,
@@ -186,7 +186,7 @@ def _on_packed(
     train: bool,
     both: bool,
 ) -> tuple[Tensor, ...]:
-    """What layers give of packed data: that, and the last states."""
+    """The output of layers on packed data, and the last states."""
     if cudnn_layers.runs_there(data):
         cudnn_layers.refuse_dropout(dropout, train, count)
     sizes = _numbers(batch_sizes)
@@ -194,13 +194,13 @@ def _on_packed(
     def layer(data: Tensor, first: State, weights: _Weights, backwards: bool) -> tuple[Tensor, State]:
         return run_layer(step, data, sizes, first, weights, backwards)  # type: ignore[no-any-return]
 
-    return _stacked(layer, data, given, flat, biases, count, dropout if train else 0.0, both)
+    return _stacked(layer, data, initial, flat, biases, count, dropout if train else 0.0, both)
 
 
 def _of_any_time(
     name: str,
     data: Tensor,
-    given: Any,
+    initial: Any,
     flat: Sequence[Tensor],
     biases: bool,
     count: int,
@@ -209,23 +209,30 @@ def _of_any_time(
     both: bool,
     batch_first: bool,
 ) -> tuple[Tensor, ...]:
-    """What layers give for sequences of one length that differs from call to call."""
+    """The output of layers on sequences of one length, which differs between calls, and the last states."""
     steps = data.transpose(0, 1) if batch_first else data
     layer = functools.partial(scanned, name)
-    output, *last = _stacked(layer, steps, given, flat, biases, count, dropout if train else 0.0, both)
+    output, *last = _stacked(layer, steps, initial, flat, biases, count, dropout if train else 0.0, both)
     return output.transpose(0, 1) if batch_first else output, *last
 
 
 def _stacked(
-    layer: Call, data: Tensor, given: Any, flat: Sequence[Tensor], biases: bool, count: int, dropout: float, both: bool
+    layer: Call,
+    data: Tensor,
+    initial: Any,
+    flat: Sequence[Tensor],
+    biases: bool,
+    count: int,
+    dropout: float,
+    both: bool,
 ) -> tuple[Tensor, ...]:
-    """What layers give one above the other: that of the last, and the last states of all."""
-    states, last = [given] if isinstance(given, Tensor) else given, list[State]()
+    """The output of the last of stacked layers, and the last states of all."""
+    states, last = [initial] if isinstance(initial, Tensor) else initial, list[State]()
     weights = list(weights_of(flat, biases, len(states) > 1 and states[0].size(2) != states[1].size(2)))
     for number in range(count):
         outputs = []
         for at in range(number * (1 + both), (number + 1) * (1 + both)):
-            first = tuple(one[at] for one in states)
+            first = tuple(part[at] for part in states)
             output, state = layer(data, first, weights[at], at > number * (1 + both))
             outputs.append(output)
             last.append(state)
@@ -237,7 +244,7 @@ def _stacked(
 def _one_by_one(
     layer: Call,
     data: Tensor,
-    given: Any,
+    initial: Any,
     flat: Sequence[Tensor],
     biases: bool,
     count: int,
@@ -246,14 +253,14 @@ def _one_by_one(
     both: bool,
     batch_first: bool,
 ) -> tuple[Tensor, ...]:
-    """What layers give that drop out between one another: torch's decompositions, where sizes are symbols, do not."""
-    states, ways, own = [given] if isinstance(given, Tensor) else given, 1 + both, len(flat) // count
+    """The output of layers with dropout between them, and the last states: on symbols torch leaves the dropout out."""
+    states, ways, own = [initial] if isinstance(initial, Tensor) else initial, 1 + both, len(flat) // count
     last = list[tuple[Tensor, ...]]()
     for number in range(count):
-        first = tuple(one[number * ways : (number + 1) * ways] for one in states)
+        first = tuple(part[number * ways : (number + 1) * ways] for part in states)
         weights = flat[number * own : (number + 1) * own]
         rest = weights, biases, 1, 0.0, train, both, batch_first
-        data, *state = layer(data, first[0] if isinstance(given, Tensor) else first, *rest)
+        data, *state = layer(data, first[0] if isinstance(initial, Tensor) else first, *rest)
         last.append(tuple(state))
         data = drop(data, dropout) if number < count - 1 else data
     return data, *(torch.cat(parts) for parts in zip(*last, strict=True))

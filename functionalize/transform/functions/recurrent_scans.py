@@ -1,8 +1,8 @@
-"""Recurrent layers over a time that differs from call to call: one scan, and one for its gradients.
+"""Recurrent layers over a number of steps that differs between calls: one scan, and one for its gradients.
 
-torch decomposes such layers step by step: a graph would have as many steps as the example.
+Torch decomposes these layers step by step: a graph would have as many steps as the example.
 
-Invariant: a scan computes what torch's kernels compute at each step. Limits: gradients once, not those of gradients.
+Invariant: a scan computes what torch's kernels compute at each step. Limits: first gradients only.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _LSTM = 2  # oneDNN's number for the kind of layer
 
 
 def scanned(name: str, data: Tensor, first: Tensors, weights: Any, backwards: bool) -> tuple[Tensor, Tensors]:
-    """What one layer gives in one direction: of all steps, and its last state."""
+    """The outputs of one layer in one direction at all steps, and its last state."""
     if name == "lstm" and weights.projection is None and _in_one_kernel(data, first, weights):
         return _by_one_kernel(data, first, weights, backwards)
     gates = linear(data, weights.input, weights.input_bias)
     gates = gates.flip(0) if backwards else gates
     apply: Any = _Layer.apply
-    given, *last = apply(name, gates, weights.hidden, weights.hidden_bias, weights.projection, *first)
-    return given.flip(0) if backwards else given, tuple(last)
+    outputs, *last = apply(name, gates, weights.hidden, weights.hidden_bias, weights.projection, *first)
+    return outputs.flip(0) if backwards else outputs, tuple(last)
 
 
 def _in_one_kernel(data: Tensor, first: Tensors, weights: Any) -> bool:
@@ -43,12 +43,12 @@ def _by_one_kernel(data: Tensor, first: Tensors, weights: Any, backwards: bool) 
     biases = [none if bias is None else bias for bias in (weights.input_bias, weights.hidden_bias)]
     how: Any = [], _LSTM, weights.hidden.size(1), 1, weights.input_bias is not None, False, False, False
     data, states = data.contiguous(), [part.unsqueeze(0).contiguous() for part in first]
-    given, *last = aten.mkldnn_rnn_layer(data, weights.input, weights.hidden, *biases, *states, backwards, *how)[:3]
-    return given, tuple(part.squeeze(0) for part in last)
+    outputs, *last = aten.mkldnn_rnn_layer(data, weights.input, weights.hidden, *biases, *states, backwards, *how)[:3]
+    return outputs, tuple(part.squeeze(0) for part in last)
 
 
 class _Layer(torch.autograd.Function):
-    """A layer whose gates have what the input adds: all its hidden states, its last one, its last cell."""
+    """A layer on gates that have what the input adds; returns all hidden states, the last one, and the last cell."""
 
     @staticmethod
     def forward(ctx: Any, name: str, gates: Tensor, hidden: Tensor, bias: Any, projection: Any, *first: Tensor) -> Any:
@@ -62,11 +62,11 @@ class _Layer(torch.autograd.Function):
             return *new, *(part.clone() for part in new)
 
         weights = tuple(part for part in (hidden, bias, projection) if part is not None)
-        found = _scan(body, tuple(part.contiguous() for part in first), (gates,), weights)
-        states = found[count:]
+        results = _scan(body, tuple(part.contiguous() for part in first), (gates,), weights)
+        states = results[count:]
         ctx.kind = name
         ctx.save_for_backward(gates, hidden, bias, projection, *first, *states)
-        return states[0], *found[:count]
+        return states[0], *results[:count]
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -88,14 +88,14 @@ class _Layer(torch.autograd.Function):
 
         weights = (hidden,) if projection is None else (hidden, projection)
         along = tuple(part.flip(0) for part in (of_given, *factors))
-        found = _scan(body, tuple(part.contiguous() for part in of_last), along, weights)
-        of_gates, of_kept, of_hidden = (part.flip(0) for part in found[count:])
+        results = _scan(body, tuple(part.contiguous() for part in of_last), along, weights)
+        of_gates, of_kept, of_hidden = (part.flip(0) for part in results[count:])
         rows = of_kept.flatten(0, 1)
         return (
             *(None, of_gates, rows.t() @ before[0].flatten(0, 1)),
             None if bias is None else rows.sum(0),
             None if projection is None else of_hidden.flatten(0, 1).t() @ output.flatten(0, 1),
-            *found[:count],
+            *results[:count],
         )
 
 
@@ -136,7 +136,7 @@ def _factors_of_gru(gates: Tensor, kept: Tensor, before: Any, states: Any) -> tu
 
 
 def _factors_of_lstm(gates: Tensor, kept: Tensor, before: Any, states: Any) -> tuple[Tensors, Any]:
-    """Besides: what the layer gives before it is projected."""
+    """Returns, too, the layer's output before its projection."""
     into, forget, new, out = (kept + gates).chunk(4, -1)
     into, forget, new, out, shown = into.sigmoid(), forget.sigmoid(), new.tanh(), out.sigmoid(), states[1].tanh()
     to_gates = new * into * (1 - into), before[1] * forget * (1 - forget), into * (1 - new * new)
@@ -162,8 +162,8 @@ def _lstm_gradients(of_state: Tensors, factors: Tensors) -> tuple[Tensor, Tensor
     return of_gates, of_gates.clone(), (0, of_cell * forget)
 
 
-# By kind of layer: a step; what the gradients of all steps are multiplied by; and a step of these, which gives those of
-# the gates, of what the last state adds to these, and of the state before.
+# By kind of layer: a step; the factors of the gradients at all steps; and a step of the gradients, which returns those
+# of the gates, of what the last state adds to the gates, and of the state before.
 _STEPS: dict[str, Any] = {"lstm": _lstm, "gru": _gru, "rnn_tanh": _simple(torch.tanh), "rnn_relu": _simple(torch.relu)}
 _FACTORS: dict[str, Any] = {
     "lstm": _factors_of_lstm,

@@ -1,9 +1,9 @@
-"""The elements of a sparse tensor, if their number is data-dependent: by operators of a graph.
+"""Reads the elements of a sparse tensor by operators of a graph, if their number is data-dependent.
 
-Torch's own methods answer with Python's numbers, or ask for them.
+Torch's own methods return numbers of Python's, or ask for them.
 
-Invariant: each gives what the method gives, or raises what it raises. Limits: tensors in COO layout; elements that
-gradients go through are refused.
+Invariant: each function returns or raises what the method does. Limits: tensors in COO layout; elements that gradients
+go through are refused.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ def _count(tensor: torch.Tensor) -> Any:
 
 
 def _of_coalesced(name: str, op: Any) -> Callable[[torch.Tensor], Any]:
-    def found(tensor: torch.Tensor) -> Any:
+    def elements(tensor: torch.Tensor) -> Any:
         if not tensor.is_coalesced():
             raise RuntimeError(f"Cannot get {name} on an uncoalesced tensor, please call .coalesce() first")
         if tensor.requires_grad and torch.is_grad_enabled():
             raise SPARSE_GRADIENT.error(part=name, size=tuple(tensor.size()))
         return op(tensor)
 
-    return found
+    return elements
 
 
 _ANSWERS: Mapping[str, Callable[[torch.Tensor], Any]] = {
@@ -42,4 +42,4 @@ _ANSWERS: Mapping[str, Callable[[torch.Tensor], Any]] = {
     "values": _of_coalesced("values", aten._values.default),
 }
 ELEMENTS: Mapping[Any, Callable[[torch.Tensor], Any]] = {OF_ELEMENTS[name]: give for name, give in _ANSWERS.items()}
-"""What each method gives for a tensor without known elements."""
+"""The functions that replace methods of a tensor without known elements."""

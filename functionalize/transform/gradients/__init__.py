@@ -1,1 +1,1 @@
-"""What autograd needs to know beyond the graph."""
+"""Notes that autograd needs beyond the graph."""

@@ -1,6 +1,6 @@
-"""What a program does, while it is traced, that a graph cannot show and gradients or guards depend on.
+"""Notes what a program does, while it is traced, that its graph does not show but gradients or guards depend on.
 
-Invariant: notes are only added while the program runs. Limits: what is asked by C++ alone is not seen.
+Invariant: notes are only added while the program runs. Limits: properties that only C++ reads are not noted.
 """
 
 from __future__ import annotations
@@ -48,27 +48,27 @@ from functionalize.refusals.gradients import (
 )
 from functionalize.transform.gradients.lost_views import LostViews
 
-# Generators of random numbers that a program passed, by who they are in C++.
+# Generators of random numbers that a program passed, by their identity in C++.
 Generators = dict[int, list["weakref.ref[torch.Generator]"]]
 
 
 class Reshapes:
-    """The tensors whose metadata changed in place, and that autograd may remember as they were."""
+    """The tensors whose metadata changed in place, while autograd may remember the old metadata."""
 
     def __init__(self) -> None:
-        self.any = False  # whether one that requires gradients is among them, or came to, or had such a view
+        self.any = False  # whether one of them, or a view of it, requires gradients, or came to
         self.replaced: set[int] = set()  # by identity, those whose data were replaced afterwards
         self.lost_views = LostViews()
-        self.lines: dict[int, Location | None] = {}  # likewise, those that were changed, and the lines
-        self._hidden: dict[int, Location | None] = {}  # likewise, those changed where gradients are off, and the lines
-        self._first: dict[int, tuple[int, Layout]] = {}  # likewise, where these were before that: storage and layout
-        self._held: dict[int, torch.Tensor] = {}  # by identity; held, so that no other has it
+        self.lines: dict[int, Location | None] = {}  # likewise, the changed tensors, and the lines
+        self._hidden: dict[int, Location | None] = {}  # likewise, those changed with grad mode off, and the lines
+        self._first: dict[int, tuple[int, Layout]] = {}  # likewise, their storages and layouts before that
+        self._held: dict[int, torch.Tensor] = {}  # by identity; held, so that no other gets it
         self._again: set[int] = set()  # likewise, those changed more than once
         # By storage, tensors that require gradients and whose data are, or were, there, before or since `.data =`.
         self._moved: dict[int, list[torch.Tensor]] = {}
 
     def note(self, handle: torch.Tensor, views: Sequence[torch.Tensor]) -> None:
-        """Note that a handle is about to get other metadata; ``views``: the others that have its memory."""
+        """Note that a handle is about to get other metadata; ``views``: the other tensors in its memory."""
         if id(handle) in self._held:
             self._again.add(id(handle))
         else:
@@ -77,15 +77,15 @@ class Reshapes:
         self.any |= handle.requires_grad or any(view.requires_grad for view in views)
 
     def note_silent(self, handle: torch.Tensor, before: View) -> None:
-        """Note that a handle has got other metadata, perhaps where gradients are off; ``before``: what it showed.
+        """Note that a handle has got other metadata, perhaps with grad mode off; ``before``: its view before that.
 
-        Laid out as before in other memory, it has gradients at the places where it had them. So it has where it was
-        before, if nothing was computed of it meanwhile.
+        With the same layout in other memory, its gradients are at the same positions. So they are if it is back where
+        it was before, and nothing was computed from it meanwhile.
         """
         if torch.is_grad_enabled() or is_leaf_to_autograd(handle):
             return
         now, key = Layout.of(handle), storage_key(handle)
-        if handle.requires_grad and key != before.base.key:  # by `set_`; as which Dynamo has `.data =`
+        if handle.requires_grad and key != before.base.key:  # by `set_`, as which Dynamo records `.data =`
             self._note_moved(handle, (before.base.key, key))
         moved = key != before.base.key and same(now.size, before.layout.size)
         if not (moved and same(now.stride, before.layout.stride)):
@@ -97,7 +97,7 @@ class Reshapes:
             self._hidden.pop(id(handle), None)
 
     def note_data(self, handle: torch.Tensor, source: torch.Tensor) -> None:
-        """Note that a handle gets the data of another one by `.data =`."""
+        """Note that a handle gets the data of another tensor by `.data =`."""
         self.lines.setdefault(id(handle), user_location())
         if handle.requires_grad:
             self._note_moved(handle, map(storage_key, (handle, source)))
@@ -113,13 +113,13 @@ class Reshapes:
         return self._moved.get(base.key, ())
 
     def hidden_from_autograd(self, inputs: Iterable[torch.Tensor]) -> UnsupportedMutationError | None:
-        """Why autograd outside of the program would not see an input's new metadata as it did inside."""
+        """The error if autograd outside of the program would not see an input's new metadata as it did inside."""
         for fake in inputs:
             if id(fake) in self._hidden:
                 return RESHAPED_WITHOUT_GRAD_MODE.error(self._hidden[id(fake)])
         return None
 
-    def told_at_once(self, handle: torch.Tensor) -> bool:
+    def sees_one_change(self, handle: torch.Tensor) -> bool:
         """Whether autograd outside of the program sees one change of metadata where eager's sees several."""
         return id(handle) in self._again and handle.requires_grad
 
@@ -132,10 +132,10 @@ class Reshapes:
 
 
 class Questions:
-    """What a program asked its tensors and other tensors may answer differently: each question with the tensor.
+    """A program's questions about its tensors that other tensors may answer differently, each with the tensor.
 
-    Inputs live as long as the program runs. So what was asked of a tensor that it made is, by the identity of that
-    tensor or of its memory, never taken for a question about an input.
+    Inputs live as long as the program runs. So a question about a tensor that it made, noted by the identity of that
+    tensor or of its memory, is never taken for a question about an input.
     """
 
     _OF_MEMORY = frozenset({OFFSET, BEGIN, STORAGE, VERSION, LAYOUT})  # one answer for all tensors of a storage
@@ -145,7 +145,7 @@ class Questions:
         self._asked: dict[str, dict[int, Location | None]] = {}
 
     def __contains__(self, question: str) -> bool:
-        """Whether any tensor was asked."""
+        """Whether the program asked the question about any tensor."""
         return question in self._asked
 
     def add(self, question: str, tensor: torch.Tensor) -> None:
@@ -163,25 +163,25 @@ class Questions:
         """Note a question about all that autograd computed tensors, or its own functions, from."""
         functions: list[Any] = []
         for result in results:
-            with contextlib.suppress(RuntimeError):  # a view that autograd accepts no more
+            with contextlib.suppress(RuntimeError):  # a view that autograd rejects by now
                 functions += [result.grad_fn if isinstance(result, torch.Tensor) else result]
-        behind = functions_behind(one for one in functions if hasattr(one, "next_functions"))
+        behind = functions_behind(node for node in functions if hasattr(node, "next_functions"))
         self.add_all(question, [id(getattr(function, "variable", function)) for function in behind])
 
     def of(self, *keys: int) -> Iterator[tuple[str, Location | None]]:
-        """What was asked of a tensor, by the identities that it has, with the lines that the errors name."""
+        """The questions about a tensor, by the identities that it has, with the lines that errors name."""
         for question, asked in self._asked.items():
             key = next((key for key in keys if key in asked), None)
             if key is not None:
                 yield question, asked[key]
 
     def keys(self, question: str) -> Set[int]:
-        """Of whom something was asked."""
+        """The identities that a question was about."""
         return self._asked.get(question, {}).keys()
 
     @contextlib.contextmanager
     def taken_back(self, question: str) -> Iterator[None]:
-        """Around what asks a question that the program does not ask."""
+        """Drop what is added inside to a question that the program does not ask."""
         before = dict(self._asked[question]) if question in self._asked else None
         try:
             yield
@@ -195,29 +195,29 @@ class AutogradNotes:
     """The notes of one call."""
 
     def __init__(self) -> None:
-        # Functions of autograd, and leaves, whose gradients the program changes by hooks, or that are elsewhere than
-        # the memory that it gave them by `.data =`.
+        # Nodes of autograd, and leaves, whose gradients the program changes by hooks, or whose memory it replaced by
+        # `.data =`.
         self.hooked: list[Any] = []
         self.asked = Questions()
-        self.unused: set[int] = set()  # by identity, tensors that the program has not asked so far
-        self.hides_writes: bool | None = None  # whether autograd missed some; None: it is not asked for
+        self.unused: set[int] = set()  # by identity, tensors that the program has not used so far
+        self.hides_writes: bool | None = None  # whether autograd missed a write; None: not noted
         self.readdressed: set[int] = set()  # storages of `as_strided` views that autograd may expect elsewhere
-        self.finds_beyond = False  # whether autograd may find such a part again, outside of the tensor it was taken of
+        self.finds_beyond = False  # whether autograd may replay such a view, outside of the tensor it was taken from
         self.pieces: set[int] = set()  # by identity, tensors that gave several views at once
         self.reshapes = Reshapes()
-        # Written tensors outside of the trace, with their versions before; None: all may be such, and are not noted.
+        # Written tensors outside of the trace, with their versions before; None: any may be outside, and is not noted.
         self.constants: dict[int, tuple[torch.Tensor, int]] | None = None
         self.generators: Generators = {}
-        # Storages of tensors that are views of one another or copies, by the strides of tensors in other storages.
-        self._laid: dict[int, set[int]] = {}
-        # By identity, views of what is not contiguous, which was written since.
+        # By storage, the storages whose strides determine whether tensors are views of one another or copies.
+        self._stride_dependent: dict[int, set[int]] = {}
+        # By identity, views of tensors that are not contiguous and were written since.
         self._outdated: dict[int, weakref.ref[torch.Tensor]] = {}
-        # Storages of which `as_strided` took what the tensor does not show, and the lines.
+        # Storages from which `as_strided` took elements that the tensor does not show, and the lines.
         self._beyond: dict[int, Location | None] = {}
-        # By identity, tensors that were set to require gradients, and given ones with hooks on gradients; and whether a
-        # write to one shows whether it is a view, even if it is the only one; held, so that the identity stays theirs.
+        # By identity, tensors that were set to require gradients, and tensors of the caller with gradient hooks; and
+        # whether a write shows that such a tensor is a view, even without other handles; held for their identity.
         self._requiring: dict[int, tuple[torch.Tensor, bool]] = {}
-        self._gradients: dict[int, weakref.ref[torch.Tensor]] = {}  # by identity, what autograd gave
+        self._gradients: dict[int, weakref.ref[torch.Tensor]] = {}  # by identity, gradients that autograd returned
 
     def note_generator(self, generator: Any) -> None:
         """Note that the program passes a generator, or None, to draw from."""
@@ -225,33 +225,33 @@ class AutogradNotes:
             self.generators.setdefault(identity_of(generator), []).append(weakref.ref(generator))
 
     def note_required(self, handle: torch.Tensor, beside: Iterable[torch.Tensor]) -> None:
-        """Note that a handle is set to require gradients; ``beside``: the others that have its memory."""
+        """Note that a handle is set to require gradients; ``beside``: the other tensors in its memory."""
         self._requiring.setdefault(id(handle), (handle, False))
         if any(is_view_to_autograd(other) and autograd_base(other) is handle for other in beside):
-            self.asked.add(VIEW, handle)  # to autograd these are views of what the tensor itself may be one of
+            self.asked.add(VIEW, handle)  # to autograd these are views of the base that the tensor itself may have
 
     def note_hook(self, handle: torch.Tensor, is_given: bool) -> None:
-        """Note a hook on the gradient of a handle; ``is_given``: whether the program has it from its caller."""
+        """Note a hook on the gradient of a handle; ``is_given``: whether it comes from the program's caller."""
         self.hooked.append(handle.grad_fn or handle)
         if is_given:
-            self._requiring[id(handle)] = handle, True  # written later, a view gets its gradients past that
+            self._requiring[id(handle)] = handle, True  # after a later write the gradients of a view bypass the hook
 
-    def note_laid(self, source: torch.Tensor, out: torch.Tensor) -> None:
-        """Note a view that would have been a copy, or the reverse, had the tensor other strides."""
+    def note_stride_dependent(self, source: torch.Tensor, out: torch.Tensor) -> None:
+        """Note a view that would have been a copy if the tensor had other strides, or the reverse."""
         for storage in (storage_key(source), storage_key(out)):
-            self._laid.setdefault(storage, set()).add(storage_key(source))
+            self._stride_dependent.setdefault(storage, set()).add(storage_key(source))
 
     def note_write(self, handle: torch.Tensor, base: Base) -> None:
         """Note a write to a tensor outside of the trace, or one that autograd does not count for all that share memory.
 
-        It does not without grad mode, and where these are no views of one tensor.
+        It does not with grad mode off, and if these are not views of one tensor.
         """
         self.reshapes.lost_views.note_write(handle, base)
         self.finds_beyond |= base.key in self._beyond
         # After a write autograd expects a view, in its base, where its data are now.
         self.asked.add_all(FOLLOWED_VIEW, map(id, self.reshapes.moved(base)))
-        if base.key in self._laid:
-            self.asked.add_all(LAYOUT, self._laid[base.key])
+        if base.key in self._stride_dependent:
+            self.asked.add_all(LAYOUT, self._stride_dependent[base.key])
         if self.constants is not None and type(handle) is not FakeTensor and not handle.is_inference():
             self.constants.setdefault(id(handle), (handle, handle._version))
         if handle.requires_grad and len(base.handles) > 1:
@@ -259,33 +259,33 @@ class AutogradNotes:
         self._note_requiring(base)
         self._note_views_of_leaves(base)
         if self.hides_writes is False:
-            told = autograd_base(handle) if torch.is_grad_enabled() and handle.requires_grad else None
+            counted = autograd_base(handle) if torch.is_grad_enabled() and handle.requires_grad else None
             others = (other for ref in base.handles.values() if (other := ref()) is not None)
-            self.hides_writes = any(other.requires_grad and autograd_base(other) is not told for other in others)
+            self.hides_writes = any(other.requires_grad and autograd_base(other) is not counted for other in others)
 
     def _note_requiring(self, base: Base) -> None:
-        """Note where the memory of a tensor that requires gradients changes: autograd expects it where that begins."""
-        there = [other for ref in base.handles.values() if (other := ref()) is not None] if self._requiring else []
-        for other in there:
-            if id(other) in self._requiring and (len(there) > 1 or self._requiring[id(other)][1]):
+        """Note a write to memory of a tensor set to require gradients: autograd expects it where the memory begins."""
+        sharing = [other for ref in base.handles.values() if (other := ref()) is not None] if self._requiring else []
+        for other in sharing:
+            if id(other) in self._requiring and (len(sharing) > 1 or self._requiring[id(other)][1]):
                 self.asked.add(VIEW, other)
                 self.asked.add(SILENT_VIEW, autograd_base(other))
 
     def _note_views_of_leaves(self, base: Base) -> None:
-        """Note where memory changes: autograd goes back to what a leaf was a view of when it was made a leaf."""
+        """Note a write: autograd goes back to the tensor that a leaf was a view of when it became a leaf."""
         if len(base.handles) > 1:
-            there = [other for ref in base.handles.values() if (other := ref()) is not None and other.requires_grad]
-            for other in there:
+            sharing = [other for ref in base.handles.values() if (other := ref()) is not None and other.requires_grad]
+            for other in sharing:
                 if is_view_to_autograd(other) and is_leaf_to_autograd(autograd_base(other)):
                     self.asked.add(LEAF_VIEW, autograd_base(other))
 
     def note_view(self, source: torch.Tensor) -> None:
-        """Note that a view of a handle is made while gradients are off: it requires some where its base does."""
+        """Note that a view of a handle is made with grad mode off: it requires gradients if its base does."""
         if source.requires_grad and is_leaf_to_autograd(autograd_base(source)):
             self.asked.add(LEAF_VIEW, autograd_base(source))
 
     def note_given(self, handles: Iterable[torch.Tensor]) -> None:
-        """Note what the program gives its caller: views that were made with gradients off, as above."""
+        """Note the views made with grad mode off, as above, among the tensors that the caller gets."""
         for handle in handles:
             silent = handle.requires_grad and is_view_to_autograd(handle) and not is_taken_again(handle)
             if silent and is_leaf_to_autograd(autograd_base(handle)):
@@ -298,19 +298,19 @@ class AutogradNotes:
             if is_older and not autograd_base(other).is_contiguous():
                 self._outdated[id(other)] = weakref.ref(other)
 
-    def refuse_laid_out_otherwise(self, inputs: Any) -> None:
-        """Raise for tensors whose gradients eager may lay out as these are, by their views.
+    def refuse_gradients_with_strides_of_inputs(self, inputs: Any) -> None:
+        """Raise for inputs to whose gradients eager may give the strides of the inputs, because of their views.
 
         Raises:
-            UnsupportedMutationError: one of them was written after views were made of it that are still there.
+            UnsupportedMutationError: an input was written after views were made of it that still live.
         """
         asked = pytree.tree_leaves(inputs)
-        views = [view for known in self._outdated.values() if (view := known()) is not None]
-        if any(autograd_base(view) is one for view in views for one in asked):
+        views = [view for ref in self._outdated.values() if (view := ref()) is not None]
+        if any(autograd_base(view) is tensor for view in views for tensor in asked):
             raise GRADIENT_OF_WRITTEN.error()
 
     def note_address(self, source: View, part: Layout) -> None:
-        """Note that `as_strided`, in place or not, takes a part of a storage, given by a tensor of it."""
+        """Note that `as_strided`, in place or not, takes a part of a storage, through a tensor of it."""
         offset, base = source.layout.offset, source.base
         if not (type(offset) is int and offset == 0):
             self.readdressed.add(base.key)
@@ -321,62 +321,62 @@ class AutogradNotes:
             self._beyond.setdefault(base.key, user_location())
 
     def hidden_from_autograd(self, inputs: Iterable[torch.Tensor | None]) -> UnsupportedMutationError | None:
-        """Why autograd, with inputs' new metadata as a call gives it, would take them for others than eager's."""
-        given = [fake for fake in inputs if fake is not None]
-        if any(self.reshapes.told_at_once(fake) and storage_key(fake) in self._beyond for fake in given):
+        """The error if autograd would treat inputs differently from eager, given the new metadata that a call sets."""
+        fakes = [fake for fake in inputs if fake is not None]
+        if any(self.reshapes.sees_one_change(fake) and storage_key(fake) in self._beyond for fake in fakes):
             return self.goes_beyond()
-        return self.reshapes.hidden_from_autograd(given)
+        return self.reshapes.hidden_from_autograd(fakes)
 
     def goes_beyond(self) -> UnsupportedMutationError:
-        """The error of a part that autograd may find again, outside of the tensor that it was taken of."""
+        """The error for a view that autograd may replay, outside of the tensor that it was taken from."""
         return READS_BEYOND.error(next(iter(self._beyond.values()), None))
 
     def note_pieces(self, source: torch.Tensor) -> None:
-        """Note that several views of a handle are made at once: autograd accepts no write to what they are views of."""
+        """Note that several views of a handle are made at once: autograd refuses writes to their base."""
         if source.requires_grad:
             self.pieces.add(id(autograd_base(source)))
 
     def note_hidden_change(self, handle: torch.Tensor) -> None:
-        """Note a write of what has no gradient (a comparison in place), which leaves a handle its history."""
+        """Note a write of a value without gradient (a comparison in place), which leaves a handle its history."""
         if self.hides_writes is False:
             self.hides_writes = handle.requires_grad
 
     def note_reshape(self, handle: torch.Tensor, views: Sequence[torch.Tensor], views_lose: bool) -> None:
-        """Note that a handle is about to get other metadata; whether views of it may then show what it does not."""
+        """Note a coming change of a handle's metadata; ``views_lose``: whether views may then show what it does not."""
         self.reshapes.note(handle, views)
         self.finds_beyond |= storage_key(handle) in self._beyond
         if handle.requires_grad and views_lose and torch.is_grad_enabled():
-            self.asked.add(VIEW, handle)  # autograd finds these in what it becomes, or in what that is a view of
+            self.asked.add(VIEW, handle)  # autograd replays these on the changed handle, or on its base
             self.reshapes.lost_views.note_lost()
 
     def note_reshaped(self, handle: torch.Tensor, before: View) -> None:
-        """Note that a fake handle has got other metadata; ``before``: what it showed."""
+        """Note that a fake handle has got other metadata; ``before``: its view before that."""
         if is_leaf_to_autograd(handle) and len(before.base.handles) > 1:
             self.asked.add(LEAF_VIEW, handle)
         self.reshapes.note_silent(handle, before)
         self.reshapes.lost_views.note_turn(handle, before.base)
 
     def note_data(self, handle: torch.Tensor, source: torch.Tensor) -> None:
-        """Note that a handle gets the data of another one by `.data =`: autograd thinks of it as it was."""
+        """Note that a handle gets the data of another tensor by `.data =`: autograd remembers it as it was."""
         self.reshapes.note_data(handle, source)
         self.reshapes.lost_views.note_moved(handle)
-        with contextlib.suppress(RuntimeError):  # a view that autograd accepts no more
+        with contextlib.suppress(RuntimeError):  # a view that autograd rejects by now
             self.hooked += [] if handle.grad_fn is None else [handle.grad_fn]
 
     def note_gradients(self, gradients: Any) -> None:
-        """Note what autograd gave: tensors by their places or names, or None."""
-        found = [one for one in pytree.tree_leaves(gradients) if one is not None]
-        self._gradients |= {id(one): weakref.ref(one) for one in found}
+        """Note the gradients that autograd returned: a pytree of tensors and None."""
+        tensors = [tensor for tensor in pytree.tree_leaves(gradients) if tensor is not None]
+        self._gradients |= {id(tensor): weakref.ref(tensor) for tensor in tensors}
 
     def refuse_version_of_gradient(self, tensor: torch.Tensor) -> None:
-        """Raise for a gradient: eager's engine adds them up in place, and a graph's does not.
+        """Raise for a gradient: eager's engine accumulates gradients in place, a graph does not.
 
         Raises:
-            UnsupportedProgramError: it is one.
+            UnsupportedProgramError: the tensor is a gradient.
         """
-        known = self._gradients.get(id(tensor))
+        ref = self._gradients.get(id(tensor))
         captured = self.constants is not None  # else the engine runs on the tensors themselves, or for this trace alone
-        if captured and known is not None and known() is tensor:
+        if captured and ref is not None and ref() is tensor:
             raise VERSION_OF_GRADIENT.error()
 
     def close(self) -> None:

@@ -1,10 +1,10 @@
-"""Where a program ends gradients, or changes them, and leaves no node in its graph that says so.
+"""Places where a program ends gradients, or changes them, without a node in its graph that shows it.
 
-Who differentiates the graph would go on there: at `detach`, at views and writes with grad mode off, `.data =`, hooks,
-and functions of autograd's with a backward of their own.
+Code that differentiates the graph would go on there: at `detach`, at views and writes with grad mode off, `.data =`,
+hooks, and functions of autograd's with a backward of their own.
 
-Invariant: each such place is noted, with the nodes that had the value there, and gradients until then. Limits: of one
-where nodes are unknown, or of another graph, as in a body of a higher-order op, it is unknown whose gradients end.
+Invariant: each such place is noted, with the nodes that had the value there, and gradients until then. Limits: if the
+nodes are unknown, or of another graph, as in a body of a higher-order op, it is unknown whose gradients end.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ WITHOUT_GRAD_MODE = "grad mode off"
 NO_GRAD = "no_grad"  # of a node's meta: whether the program had grad mode off when it was made
 
 
-class Ending(NamedTuple):
-    """One place: the nodes that may have gradients which end there, and where it is."""
+class EndedGradient(NamedTuple):
+    """One place: the nodes whose gradients may end there, and the line."""
 
     nodes: frozenset[Node]
     location: str  # as `file:line in function: text (how)`
 
 
 class EndedGradients:
-    """The places of one call, and of the bodies inside."""
+    """The places of one call, and of the bodies of its higher-order ops."""
 
     def __init__(self, executor: ValueExecutor, graph: AliasGraph) -> None:
         self._executor, self._graph = executor, graph
         self._differentiates = torch.is_grad_enabled()  # when the program begins
         self._outer: EndedGradients | None = None
-        self.found: list[Ending] = []
+        self.found: list[EndedGradient] = []
 
     def close(self) -> None:
-        """Note no more: what follows is not the program's."""
+        """Stop: what follows is not part of the program."""
         self._differentiates = False
 
     @property
@@ -51,7 +51,7 @@ class EndedGradients:
         return self._differentiates and not torch.is_grad_enabled()
 
     def report_to(self, outer: EndedGradients) -> None:
-        """Note all in another call, of which this is a body."""
+        """Note all in the call that this is a body of."""
         self._outer, self.found = outer, outer.found
 
     def note(self, handle: Any, how: str) -> None:
@@ -66,15 +66,15 @@ class EndedGradients:
         self.note_values(values, how)
 
     def note_values(self, values: Iterable[Any], how: str) -> None:
-        """The same of values."""
+        """The same for values."""
         if not self._differentiates or self._executor.proxies is None:
             return
         tracer = self._executor.proxies.tracer
         tracked = (tracked_node(tracer, value) for value in values if isinstance(value, torch.Tensor))
         nodes = {node for node in tracked if node is not None}
         going = frozenset(node for node in nodes if NO_GRAD not in node.meta)
-        if going or not nodes:  # else the nodes say so themselves, as all in a step of an optimizer
-            self.found.append(Ending(going, f"{user_location()} ({how})"))
+        if going or not nodes:  # otherwise the nodes show it, as in a step of an optimizer
+            self.found.append(EndedGradient(going, f"{user_location()} ({how})"))
 
     def note_function(self, function: type, args: Any, kwargs: Any) -> None:
         """Note that a function of autograd's is applied, which has a backward of its own."""

@@ -1,7 +1,7 @@
-"""``copy.copy`` and ``copy.deepcopy`` of tensors: torch goes to the memory, which handles do not have.
+"""``copy.copy`` and ``copy.deepcopy`` of tensors: torch reads the memory, which handles do not have.
 
-Invariant: tensors that share a storage are copied with it, once, as their copies share one. Limits: attributes that a
-program has given a tensor are not copied; a copy of a part is a view of the copied whole, as eager's is not.
+Invariant: tensors that share a storage are copied with it, once, so that their copies share a storage. Limits: does not
+copy attributes that a program gave a tensor; a copy of a part is a view of the copied whole, unlike eager's.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ import torch
 from functionalize._torch import FakeTensor, gradient_hooks, storage_key
 from functionalize.refusals.values import TENSOR_SAVED
 
-_REFUSING: Any = torch.Tensor.__deepcopy__  # says why what is no leaf cannot be copied
+_REFUSING: Any = torch.Tensor.__deepcopy__  # raises for tensors that are not leaves
 
 _REDUCING: Any = torch.Tensor.__reduce_ex__
 _KINDS = {"_is_param", "_is_buffer", "persistent"}  # what makes a tensor a parameter, or a buffer
 
 
 def deep_copy(tensor: torch.Tensor, memo: dict[Any, Any]) -> torch.Tensor:
-    """What ``tensor.__deepcopy__(memo)`` gives.
+    """The result of ``tensor.__deepcopy__(memo)``.
 
     Raises:
-        RuntimeError: as in eager, where the tensor is no leaf.
+        RuntimeError: as in eager, if the tensor is not a leaf.
     """
     if id(tensor) in memo:
         return memo[id(tensor)]  # type: ignore[no-any-return]
@@ -32,7 +32,7 @@ def deep_copy(tensor: torch.Tensor, memo: dict[Any, Any]) -> torch.Tensor:
     with torch.no_grad():
         made = _copied(tensor, memo)
         made.requires_grad_(tensor.requires_grad)
-        for name in vars(tensor).keys() & _KINDS:  # of fake tensors, which are of no class of their own
+        for name in vars(tensor).keys() & _KINDS:  # of fake tensors, which have one class
             setattr(made, name, getattr(tensor, name))
         if tensor.grad is not None:
             made.grad = deep_copy(tensor.grad, memo)
@@ -55,7 +55,7 @@ def _copied(tensor: torch.Tensor, memo: dict[Any, Any]) -> torch.Tensor:
 
 
 def reduced(tensor: torch.Tensor, protocol: Any) -> Any:
-    """What ``tensor.__reduce_ex__(protocol)`` gives ``copy.copy``, which makes a tensor of it in the same memory.
+    """``tensor.__reduce_ex__(protocol)`` for ``copy.copy``, which makes from it a tensor in the same memory.
 
     Raises:
         UnsupportedProgramError: the tensor is sparse, or has hooks.
@@ -68,7 +68,7 @@ def reduced(tensor: torch.Tensor, protocol: Any) -> Any:
 
 
 class _InTheSameMemory:
-    """Makes a tensor with the layout of another one, unknown to autograd."""
+    """Makes a tensor with the layout and memory of another, unknown to autograd."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor = tensor

@@ -3,8 +3,8 @@
 Unobserved, such an op runs on the program's own tensors. In a graph it becomes ``auto_functionalized``; arguments that
 it writes and that share elements are views of one base there.
 
-Invariant: arguments that share elements do so while the op runs. Limits: a graph has no form for an op that returns
-what it writes, for a written element that an argument which is only read shows too, and for two dtypes of one storage.
+Invariant: arguments that share elements do so while the op runs. Limits: a graph cannot express an op that returns
+what it writes, a written element that a read-only argument shows, too, and two dtypes of one storage.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from functionalize.refusals.operators import (
     UNPAIRED,
 )
 from functionalize.transform.context import FunctionalizationContext
-from functionalize.transform.handlers.strides import laid_out
+from functionalize.transform.handlers.strides import value_like_handle
 from functionalize.transform.writing_call import Kwargs, WritingCall
 
 aten = torch.ops.aten
@@ -68,12 +68,12 @@ def undeclared(call: WritingCall) -> Any:
 
 
 def with_gradients(context: FunctionalizationContext, func: Any, run: Callable[[], Any], args: Any, kwargs: Any) -> Any:
-    """What ``run`` gives of an op: where autograd has no formula for it, a gradient through it is refused in a graph.
+    """The results of ``run``, which runs an op. If autograd lacks a formula for it, a graph refuses its gradient.
 
     In direct use eager's kernel runs, whose calls autograd follows.
     """
     tensors = list(tensor_leaves(args, kwargs))
-    sources = [one for one in tensors if one.requires_grad and _differentiable(one)] if torch.is_grad_enabled() else []
+    sources = [arg for arg in tensors if arg.requires_grad and _differentiable(arg)] if torch.is_grad_enabled() else []
     if not sources or not followed_inside(func, sources[0].device):
         return run()
     if not context.executor.observed and not any(map(is_fake, tensors)):
@@ -81,7 +81,7 @@ def with_gradients(context: FunctionalizationContext, func: Any, run: Callable[[
             return context.executor.on_handles(kernel_of(func, tensors), args, kwargs)
     out = run()
     written = [w.given(args, kwargs) for w in tables.row(func).written]
-    results = {id(one): one for one in tensor_leaves([out, *written], {}) if _differentiable(one)}
+    results = {id(tensor): tensor for tensor in tensor_leaves([out, *written], {}) if _differentiable(tensor)}
     refusal = NO_FORMULA.error(op=func.name())
     for result in results.values():
         if not (result.is_leaf and result.requires_grad):
@@ -132,18 +132,18 @@ def _in_graph(call: WritingCall) -> Any:
     if shared or any(item is None for items in lists for item in items):  # `auto_functionalized` needs a tensor
         return call.returned(_with_bases(call, named, targets, shared))
     results = auto_functionalized(func, **{name: _values(context, arg) for name, arg in named.items()})
-    count = len(func._schema.returns) or 1  # without returns it gives one None
+    count = len(func._schema.returns) or 1  # without returns it returns one None
     written = [value for result in results[count:] for value in (result if isinstance(result, list) else [result])]
     for handle, value in zip(targets.values(), filter(lambda value: value is not None, written), strict=True):
         context.write(handle, value)
     return call.returned(results)
 
 
-def _targets(name: str, given: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    if isinstance(given, (list, tuple)):
-        yield from ((f"{name}_{i}", item) for i, item in enumerate(given) if item is not None)
-    elif given is not None:
-        yield name, given
+def _targets(name: str, argument: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    if isinstance(argument, (list, tuple)):
+        yield from ((f"{name}_{i}", item) for i, item in enumerate(argument) if item is not None)
+    elif argument is not None:
+        yield name, argument
 
 
 def _values(context: FunctionalizationContext, arg: Any) -> Any:
@@ -152,7 +152,7 @@ def _values(context: FunctionalizationContext, arg: Any) -> Any:
         return [_values(context, item) for item in arg]
     if not isinstance(arg, torch.Tensor):
         return arg
-    return laid_out(context, arg)
+    return value_like_handle(context, arg)
 
 
 # Arguments that share elements
@@ -161,7 +161,7 @@ def _values(context: FunctionalizationContext, arg: Any) -> Any:
 def _shared(
     context: FunctionalizationContext, func: Any, targets: dict[str, torch.Tensor], named: Kwargs
 ) -> dict[int, Layout]:
-    """By storage in which written arguments overlap: the flat layout around all that are written there."""
+    """By storage in which written arguments overlap: the flat layout around all written arguments there."""
     tensors = list(tensor_leaves((), named))
     if len(set(map(storage_key, tensors))) == len(tensors):
         return {}
@@ -175,15 +175,17 @@ def _shared(
     for handle in written:
         groups.setdefault(storage_key(handle), []).append(Layout.of(handle))
     meeting = {
-        storage_key(one) for one, other in itertools.combinations(written, 2) if _may_overlap(context, one, other)
+        storage_key(first)
+        for first, second in itertools.combinations(written, 2)
+        if _may_overlap(context, first, second)
     }
     return {key: _hull(func, groups[key]) for key in meeting}
 
 
-def _may_overlap(context: FunctionalizationContext, one: torch.Tensor, two: torch.Tensor) -> bool:
-    if storage_key(one) != storage_key(two):
+def _may_overlap(context: FunctionalizationContext, first: torch.Tensor, second: torch.Tensor) -> bool:
+    if storage_key(first) != storage_key(second):
         return False
-    views = context.graph.ensure(one), context.graph.ensure(two)
+    views = context.graph.ensure(first), context.graph.ensure(second)
     return not (views[0].disjoint(views[1]) or disjoint_guarded(views[0].layout, views[1].layout))
 
 
@@ -216,11 +218,11 @@ def _with_bases(call: WritingCall, named: Kwargs, targets: dict[str, torch.Tenso
             encoded[f"_{name}_stride"] = list(handle.stride())
             encoded[f"_{name}_storage_offset"] = handle.storage_offset() - whole.offset
     for w in call.row.written:
-        given = named.pop(w.name, None)
+        argument = named.pop(w.name, None)
         if w.is_list:
-            encoded[f"_{w.name}_length"] = None if given is None else len(given)
-            encoded |= {f"_{w.name}_{n}_base_index": None for n, item in enumerate(given or ()) if item is None}
-        elif given is None:
+            encoded[f"_{w.name}_length"] = None if argument is None else len(argument)
+            encoded |= {f"_{w.name}_{n}_base_index": None for n, item in enumerate(argument or ()) if item is None}
+        elif argument is None:
             encoded[f"_{w.name}_base_index"] = None
     encoded |= {name: _values(context, arg) for name, arg in named.items()}
     # Cloned, since views of a base count from the start of its storage.

@@ -1,6 +1,6 @@
-"""What gives a tensor data of others: copies between devices, and `tensor.data = other` as an operator.
+"""Ops that give a tensor the data of another: copies between devices, and `tensor.data = other` as an operator.
 
-Invariant: a copy to the CPU is there when a call returns. Limits: versions of torch that have the operator, by which
+Invariant: a copy to the CPU is complete when a call returns. Limits: versions of torch that have the operator, by which
 Dynamo records such assignments.
 """
 
@@ -15,12 +15,12 @@ SETTING = (torch.ops.aten.shallow_copy_data_.default,) if hasattr(torch.ops.aten
 
 
 def set_data(context: FunctionalizationContext, handle: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
-    """Give a tensor the data of another one, and its layout."""
+    """Give a tensor the data of another, and its layout."""
     context.set_data(handle, source)
     return handle
 
 
 def waiting(kwargs: Kwargs) -> Kwargs:
-    """Options of a copy that is there when it returns, on the CPU: no graph knows for what the program waits."""
-    given = kwargs if kwargs.get("non_blocking") and torch.device(kwargs.get("device") or "meta").type == "cpu" else {}
-    return {name: value for name, value in given.items() if name != "non_blocking"} or kwargs
+    """Options that make a copy to the CPU complete when it returns: a graph does not show when the program waits."""
+    waits = kwargs.get("non_blocking") and torch.device(kwargs.get("device") or "meta").type == "cpu"
+    return {name: value for name, value in kwargs.items() if waits and name != "non_blocking"} or kwargs

@@ -1,8 +1,8 @@
 """Higher-order ops (``cond``, ``map``, ``scan``, ...): their operands become values, their bodies are functionalized.
 
-Where no mode below observes us, the bodies are parts of the program and run on its own tensors. In a graph, a body of
-``cond`` or ``while_loop`` that writes to operands gives their new values as further results, which are written back
-outside: `Frame` finds out what a body writes while it is traced, and it is traced again to give it.
+If no mode below observes us, the bodies are parts of the program and run on its own tensors. In a graph, a body of
+``cond`` or ``while_loop`` that writes to operands returns their new values as further results, which are written back
+outside: `Frame` notes what a body writes while it is traced, and the body is traced again to return it.
 
 Invariant: bodies in a graph write nothing. Limits: in a graph, operands that are written share no element with other
 operands; a result that may be an operand is not written later on; bodies of other ops write to no operand.
@@ -39,14 +39,14 @@ Function = Callable[..., Any]
 
 
 class OperandsWritten(Exception):
-    """A body wrote to operands, at these positions, whose new values it was not asked to return; caught here."""
+    """A body wrote to operands, at these positions, whose new values it does not return yet; caught here."""
 
 
 class Frame:
     """One body: its operands, with the strides of the originals; its results, and which operands it wrote."""
 
-    def __init__(self, func: Any, operands: Sequence[Any] | None = None, given: Sequence[int] = ()) -> None:
-        self.func, self.operands, self.given = func, operands, tuple(given)
+    def __init__(self, func: Any, operands: Sequence[Any] | None = None, returned: Sequence[int] = ()) -> None:
+        self.func, self.operands, self.returned = func, operands, tuple(returned)
         self.spec: Any = None  # of the results, as a pytree
         self.strides: list[Any] = []  # of the results
         self.aliased: set[int] = set()  # operands that a result shares memory with
@@ -59,7 +59,7 @@ class Frame:
         return tuple(_with_strides(context, *pair) for pair in zip(args, strides, strict=True))
 
     def leave(self, args: tuple[Any, ...], outputs: Any, epilogue: Epilogue) -> Any:
-        """The body's results, followed by the new values of the operands in ``given``."""
+        """The body's results, followed by the new values of the operands in ``returned``."""
         asked = epilogue.context.notes.asked.keys(VERSION)
         if asked and not asked.isdisjoint(map(storage_key, tensor_leaves(args, {}))):
             raise BODY_READS_VERSION.error(op=self.func)
@@ -77,17 +77,17 @@ class Frame:
             epilogue.return_value(handle)
         if values and self.operands is None:
             raise BODY_WRITES.error(op=self.func, position=min(values))
-        if not values.keys() <= set(self.given):
+        if not values.keys() <= set(self.returned):
             raise OperandsWritten(sorted(values))
-        if not self.given:
+        if not self.returned:
             return outputs
         call = epilogue.context.executor.call
-        news = [call(aten.clone.default, values.get(i, args[i])) for i in self.given]  # results share no memory
+        news = [call(aten.clone.default, values.get(i, args[i])) for i in self.returned]  # results share no memory
         return (*leaves, *news)
 
 
 def run(context: FunctionalizationContext, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
-    """Run a higher-order op with bodies that belong to the program, or that are free of mutation."""
+    """Run a higher-order op with bodies that are parts of the program, or free of mutation."""
     direct = not mode_stack()
     if func in _WITH_WRITES and not direct:
         return _WITH_WRITES[func](context, func, args)
@@ -123,15 +123,15 @@ def _cond(context: FunctionalizationContext, func: Any, args: Any) -> Any:
     pred, yes, no, operands = args
     (yes, no), operands = _without_numbers((yes, no), operands)
 
-    def attempt(given: Sequence[int]) -> Any:
-        frames = [Frame(func, operands, given) for _ in (yes, no)]
+    def attempt(returned: Sequence[int]) -> Any:
+        frames = [Frame(func, operands, returned) for _ in (yes, no)]
         bodies = [context.body(body, frame) for body, frame in zip((yes, no), frames, strict=True)]
         pred_value, *values = context.values_of([pred, *operands], {}).args
         leaves = pytree.tree_leaves(func(pred_value, *bodies, values))
-        one, other = (frame.strides for frame in frames)
-        for index in range(len(one) if len(one) == len(other) else 0):
-            if one[index] == other[index]:
-                leaves[index] = _with_strides(context, leaves[index], one[index])
+        first, second = (frame.strides for frame in frames)
+        for index in range(len(first) if len(first) == len(second) else 0):
+            if first[index] == second[index]:
+                leaves[index] = _with_strides(context, leaves[index], first[index])
         return frames, leaves
 
     (frame, _), leaves = _with_writes(context, func, operands, attempt)
@@ -139,24 +139,24 @@ def _cond(context: FunctionalizationContext, func: Any, args: Any) -> Any:
 
 
 def _while_loop(context: FunctionalizationContext, func: Any, args: Any) -> Any:
-    """An operand that is written is carried along. One that is carried anyway is written in the first round only."""
+    """Carries written operands along. An operand that is carried anyway is written in the first round only."""
     condition, body, carried, additional = args
     (condition, body), additional = _without_numbers((condition, body), additional)
     operands, count = (*carried, *additional), len(carried)
 
-    def attempt(given: Sequence[int]) -> Any:
-        frame = Frame(func, operands, given)
+    def attempt(returned: Sequence[int]) -> Any:
+        frame = Frame(func, operands, returned)
         pure_condition = context.body(condition, Frame(func))
         pure_body = context.body(body, frame)
         values = context.values_of(operands, {}).args
-        slots = [values[position] for position in given]
-        first = [aten.ones.default([], dtype=torch.bool)] if any(position < count for position in given) else []
+        slots = [values[position] for position in returned]
+        first = [aten.ones.default([], dtype=torch.bool)] if any(position < count for position in returned) else []
         width = count + len(slots)
 
         def parts(args: Sequence[Any]) -> tuple[list[Any], Sequence[Any]]:
-            """The operands of the original, and what is carried beside them."""
+            """The operands of the original, and the values that are carried beside them."""
             now = [*args[:count], *args[width + len(first) :]]
-            for position, slot in zip(given, args[count:width], strict=True):
+            for position, slot in zip(returned, args[count:width], strict=True):
                 if position >= count:
                     now[position] = slot
             return now, args[count : width + len(first)]
@@ -167,7 +167,7 @@ def _while_loop(context: FunctionalizationContext, func: Any, args: Any) -> Any:
         def round_(*args: Any) -> Any:
             now, beside = parts(args)
             outputs = list(pure_body(*now))
-            for i, position in enumerate(given):
+            for i, position in enumerate(returned):
                 if position < count:
                     outputs[count + i] = aten.where.self(beside[-1], outputs[count + i], beside[i])
             return (*outputs, *(aten.zeros_like.default(flag) for flag in beside[len(slots) :]))
@@ -179,24 +179,24 @@ def _while_loop(context: FunctionalizationContext, func: Any, args: Any) -> Any:
 
 
 def _without_numbers(bodies: Sequence[Function], operands: Sequence[Any]) -> tuple[list[Function], tuple[Any, ...]]:
-    """Bodies that know the plain numbers among their last operands, and the operands that are left.
+    """Bodies with the plain numbers among their last operands bound, and the operands that are left.
 
-    Dynamo passes sizes that it has seen to differ: here they are known, and not inputs of a body's graph.
+    Dynamo passes sizes that it has seen to differ: here they are constants, and not inputs of a body's graph.
     """
-    known = {n: operand for n, operand in enumerate(operands) if isinstance(operand, (int, float))}
-    if not known:
+    numbers = {n: operand for n, operand in enumerate(operands) if isinstance(operand, (int, float))}
+    if not numbers:
         return list(bodies), tuple(operands)
 
-    def knowing(body: Function) -> Function:
+    def bound(body: Function) -> Function:
         def filled(*args: Any) -> Any:
-            before = len(args) - (len(operands) - len(known))
-            given = iter(args[before:])
-            last = (known[n] if n in known else next(given) for n in range(len(operands)))
+            before = len(args) - (len(operands) - len(numbers))
+            rest = iter(args[before:])
+            last = (numbers[n] if n in numbers else next(rest) for n in range(len(operands)))
             return body(*args[:before], *last)
 
         return filled
 
-    return list(map(knowing, bodies)), tuple(operand for n, operand in enumerate(operands) if n not in known)
+    return list(map(bound, bodies)), tuple(operand for n, operand in enumerate(operands) if n not in numbers)
 
 
 _WITH_WRITES: dict[Any, Function] = {
@@ -208,40 +208,42 @@ _WITH_WRITES: dict[Any, Function] = {
 def _with_writes(
     context: FunctionalizationContext, func: Any, operands: Sequence[Any], attempt: Function
 ) -> tuple[Sequence[Frame], list[Any]]:
-    """Trace the bodies until all operands that they write are given, and write these; returns frames and results."""
-    given: tuple[int, ...] = ()
+    """Trace the bodies until they return all operands that they write, and write these. Returns frames and results."""
+    returned: tuple[int, ...] = ()
     while True:
         try:
-            frames, leaves = attempt(given)
+            frames, leaves = attempt(returned)
             break
-        except OperandsWritten as found:
-            given = tuple(sorted({*given, *found.args[0]}))
-            _refuse_shared(context, func, operands, given)
-    count = len(leaves) - len(given)
-    for position, value in zip(given, leaves[count:], strict=True):
+        except OperandsWritten as error:
+            returned = tuple(sorted({*returned, *error.args[0]}))
+            _refuse_shared(context, func, operands, returned)
+    count = len(leaves) - len(returned)
+    for position, value in zip(returned, leaves[count:], strict=True):
         context.write(operands[position], value)
-    # What may be one tensor in eager, and is two in the graph.
+    # These may be one tensor in eager, and are two in the graph.
     aliased = [operands[position] for position in set[int]().union(*(frame.aliased for frame in frames))]
     for tensor in tensor_leaves([*aliased, *leaves[:count]] if aliased else [], {}):
         context.protect(tensor, partial(OPERAND_PERHAPS_RETURNED.error, op=func))
     return frames, leaves[:count]
 
 
-def _refuse_shared(context: FunctionalizationContext, func: Any, operands: Sequence[Any], given: Sequence[int]) -> None:
-    for position in given:
+def _refuse_shared(
+    context: FunctionalizationContext, func: Any, operands: Sequence[Any], returned: Sequence[int]
+) -> None:
+    for position in returned:
         for other, operand in enumerate(operands):
             if other == position or not isinstance(operand, torch.Tensor):
                 continue
             if storage_key(operand) == storage_key(operands[position]):
-                one, two = context.graph.ensure(operand), context.graph.ensure(operands[position])
-                if not one.disjoint(two):
+                first, second = context.graph.ensure(operand), context.graph.ensure(operands[position])
+                if not first.disjoint(second):
                     raise BODY_WRITES_SHARED.error(op=func, position=position, other=other)
 
 
 def _strides(leaf: Any) -> tuple[int, ...] | None:
     """The strides of a tensor whose size and strides are plain integers; else None."""
-    known = _is_strided(leaf) and all(type(n) is int for n in (*leaf.size(), *leaf.stride()))
-    return leaf.stride() if known else None
+    is_plain = _is_strided(leaf) and all(type(n) is int for n in (*leaf.size(), *leaf.stride()))
+    return leaf.stride() if is_plain else None
 
 
 def _is_strided(leaf: Any) -> bool:
@@ -249,7 +251,7 @@ def _is_strided(leaf: Any) -> bool:
 
 
 def _with_strides(context: FunctionalizationContext, value: Any, strides: Any) -> Any:
-    """A handle with strides that bodies may ask for; see Note [Values may have other strides than their handles]."""
+    """A handle with strides that bodies may read; see Note [Values may have other strides than their handles]."""
     if strides is None or not isinstance(value, torch.Tensor) or same(value.stride(), strides):
         return value
     handle: torch.Tensor = context.executor.on_handles(value.new_empty_strided, (value.size(), strides), {})

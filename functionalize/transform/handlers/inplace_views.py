@@ -1,4 +1,4 @@
-"""Ops that give a tensor another size, other strides or another storage in place: what they are asked for.
+"""Ops that give a tensor another size, other strides or another storage in place: their arguments.
 
 Limits: strided tensors.
 """
@@ -21,16 +21,16 @@ aten = torch.ops.aten
 
 
 def new_size(func: Any, args: Sequence[Any]) -> tuple[Any, ...] | None:
-    """The size that a resize gives; None for other ops."""
+    """The new size of a resize; None for other ops."""
     if func is aten.resize_.default:
         return tuple(args[1])
     return tuple(args[1].size()) if func is aten.resize_as_.default else None
 
 
 def with_kept_strides(func: Any, args: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
-    """An op and its arguments; `set_` to a storage without strides keeps those of what has the size.
+    """An op and its arguments; `set_` to a storage without strides keeps those of a tensor that has the size.
 
-    Raises what eager raises where a storage is to grow for a tensor that keeps its size and strides.
+    Raises what eager raises if a storage would grow for a tensor that keeps its size and strides.
     """
     if func is aten.set_.source_Storage_storage_offset and len(args) == 5:
         _check_room(args[1], replace(Layout.of(args[0]), offset=args[2]), args[3:])
@@ -49,16 +49,16 @@ def with_kept_strides(func: Any, args: Sequence[Any]) -> tuple[Any, Sequence[Any
     return aten.set_.source_Storage_storage_offset, (*sized, list(handle.stride()))
 
 
-def refuse_bytes(handle: torch.Tensor, known: torch.Tensor | None) -> None:
-    """Raise where torch makes a tensor for the bytes of a storage, as `fill_` of one does, which a fake one has not.
+def refuse_bytes(handle: torch.Tensor, owner: torch.Tensor | None) -> None:
+    """Raise if torch makes a tensor of a storage's bytes, as the storage's `fill_` does: fake storages lack bytes.
 
-    ``known``: what the storage belongs to, to which the handle is about to be set.
+    ``owner``: a tensor of the storage, to which the handle is about to be set.
 
     Raises:
-        UnsupportedMutationError: it does.
+        UnsupportedMutationError: torch makes such a tensor.
     """
-    if known is not None and handle.device != known.device:
-        raise STORAGE_BYTES_ACCESSED.error(size=tuple(known.size()))
+    if owner is not None and handle.device != owner.device:
+        raise STORAGE_BYTES_ACCESSED.error(size=tuple(owner.size()))
 
 
 def _check_room(storage: torch.UntypedStorage, kept: Layout, wanted: Sequence[Any]) -> None:
@@ -67,11 +67,11 @@ def _check_room(storage: torch.UntypedStorage, kept: Layout, wanted: Sequence[An
 
 
 def check_place(source: torch.Tensor, args: Sequence[Any]) -> None:
-    """Raise what eager raises for `as_strided` beyond a storage; of lazy bits fake kernels have the storage grow."""
+    """Raise what eager raises for `as_strided` beyond a storage; with lazy bits fake kernels let the storage grow."""
     if is_fake(source) and (source.is_conj() or source.is_neg()):
-        size, stride, *given = args
+        size, stride, *rest = args
         own = Layout.of(source)
-        offset = next((one for one in given if one is not None), own.offset)
+        offset = next((value for value in rest if value is not None), own.offset)
         wanted = replace(own, size=tuple(size), stride=tuple(stride), offset=offset)
         _refuse_beyond(source.untyped_storage(), wanted)
 
@@ -86,13 +86,13 @@ def _refuse_beyond(storage: torch.UntypedStorage, layout: Layout) -> None:
 
 
 def refuse_uncounted(func: Any, handle: torch.Tensor) -> None:
-    """Where torch resolves a lazy conjugate or negation for a composite op, it may resize what it has then."""
+    """Raise if torch resolves a lazy conjugate or negation for a composite op, and may resize the result."""
     if torch.is_inference_mode_enabled() and not handle.is_inference() and (handle.is_neg() or handle.is_conj()):
         raise LAZY_IN_INFERENCE_MODE.error(op=func)
 
 
 def keeps_size(handle: torch.Tensor, size: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Whether a resize leaves everything as it is; asks the symbols, as eager's kernel asks the sizes."""
+    """Whether a resize leaves everything as it is; guards on symbols, as eager's kernel compares sizes."""
     if kwargs.get("memory_format") is not None or unbacked((*handle.size(), *size)):
         return False
     return tuple(handle.size()) == size

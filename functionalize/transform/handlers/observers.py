@@ -1,8 +1,8 @@
-"""Observers of quantization that are one operator with the fake quantization: their first call sizes their statistics.
+"""Observers in one operator with fake quantization, whose first call resizes their statistics.
 
-Torch's schema says that the operator writes them, and its meta kernel leaves their sizes as they are.
+Torch's schema says that the operator writes the statistics; its meta kernel does not resize them.
 
-Invariant: after this the operator changes no size.
+Invariant: after this the operator does not change sizes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _PER_ROW = 11  # the position of the argument; the dispatcher leaves out trailin
 
 
 def size_statistics(args: Sequence[Any]) -> None:
-    """Have statistics without elements be those of as many channels as there are, as the kernel has them at first."""
+    """Resize empty statistics to the number of channels, with the values that the kernel starts from."""
     x, observer_on, _, least, most, scale, zero_point, *_ = args
     if len(args) <= _PER_ROW or not args[_PER_ROW] or least.numel() or not observer_on.item():
         return

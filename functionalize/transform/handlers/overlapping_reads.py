@@ -1,10 +1,9 @@
-"""Writes whose arguments share memory: refused in a graph where eager's result depends on the order of its kernel.
+"""Writes whose arguments share memory: refused in a graph if eager's result depends on the order of its kernel.
 
 A kernel that writes an element before it has read it, at another position, reads what it wrote. Whether it does so
-depends on sizes, devices and threads, and eager's own check misses it where one of the tensors has gaps.
+depends on sizes, devices and threads, and eager's own check misses it if one of the tensors has gaps.
 
-Guarantees: tensors of other storages are not compared. Limits: an overlap that depends on data-dependent sizes is not
-seen.
+Guarantees: tensors of other storages are not compared. Limits: misses an overlap that depends on data-dependent sizes.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ aten = torch.ops.aten
 
 
 def refuse(call: WritingCall) -> None:
-    """Raise where what a call writes depends on the order in which eager's kernel goes through the elements."""
+    """Raise if what a call writes depends on the order in which eager's kernel visits the elements."""
     if call.row.kind is Kind.OUT and torch.Tag.generated in call.func.tags:
         return  # computed without the `out=`, and then copied there
     for target, other in call.meetings:
@@ -68,8 +67,8 @@ def _depends_on_order(call: WritingCall, target: Operand, other: Operand) -> boo
         if keeps and repeats_part(to, expanded):
             return False
 
-        def moves(there: Layout, read: Layout) -> bool:
-            return meets_elsewhere(there, read) and not (keeps and repeats_part(there, read))
+        def moves(written: Layout, read: Layout) -> bool:
+            return meets_elsewhere(written, read) and not (keeps and repeats_part(written, read))
 
         return _holds(call.context, moves, (target, other), (to, expanded))
     if not other.written and _in_one_place(to, source):
@@ -77,7 +76,7 @@ def _depends_on_order(call: WritingCall, target: Operand, other: Operand) -> boo
         return (
             not first or call.func.overloadpacket in traits.READS_WHAT_IT_WROTE or torch.Tag.reduction in variant.tags
         )
-    return _holds(call.context, lambda there, read: not disjoint(there, read), (target, other), (to, source))
+    return _holds(call.context, lambda written, read: not disjoint(written, read), (target, other), (to, source))
 
 
 def _in_one_place(target: Layout, source: Layout) -> bool:
@@ -92,9 +91,9 @@ def _in_one_place(target: Layout, source: Layout) -> bool:
 
 
 def _expanded(source: Layout, target: Layout) -> Layout | None:
-    """A layout broadcast to another one's size; None where it has another size.
+    """A layout broadcast to the size of another; None if the sizes do not fit.
 
-    A size that comes from data is taken for the other's, if that comes from data too; else for a 1 that is broadcast.
+    A data-dependent size is taken for the other's, if that is data-dependent, too; else for a 1 that is broadcast.
     """
     added = len(target.size) - len(source.size)
     if any(_size(size, 1) != 1 for size in source.size[: max(-added, 0)]):
@@ -112,7 +111,7 @@ def _expanded(source: Layout, target: Layout) -> Layout | None:
 
 
 def _size(size: Any, of_data: int) -> int:
-    """A size in this trace; ``of_data`` for one that comes from data."""
+    """A size in this trace; ``of_data`` if it is data-dependent."""
     return of_data if unbacked([size]) else hint(size)
 
 
@@ -122,23 +121,23 @@ def _holds(
     operands: tuple[Operand, Operand],
     layouts: tuple[Layout, Layout],
 ) -> bool:
-    """Whether something holds of two layouts that makes them meet, for the sizes of this trace.
+    """Whether ``question``, a way in which two layouts can meet, holds for the sizes of this trace.
 
-    If it does not, it must not for other sizes: that the layouts are disjoint becomes a guard, or else the sizes do.
-    Data-dependent sizes are not asked: there it holds where one layout is a part of the other, and does not hold where
-    the two are disjoint as far as is known.
+    If it does not, it must not for other sizes: a guard says that the layouts are disjoint, or else fixes the sizes.
+    Data-dependent sizes get no guards: there it can hold only if the distance of the two layouts is known, or one is a
+    part of the other.
     """
     target, source = layouts
     symbols = [*target.symbols, *source.symbols]
     if not symbols:
         return question(target, source)
     if unbacked(symbols):
-        ahead = on_handles(lambda: source.offset - target.offset, (), {})
-        distances = {ahead} if type(ahead) is int else {hint_of(ahead, many) for many in (61, 67)}
+        distance = on_handles(lambda: source.offset - target.offset, (), {})
+        distances = {distance} if type(distance) is int else {hint_of(distance, many) for many in (61, 67)}
         whole, part = (context.graph.find(operand.tensor) for operand in operands)
         is_part = whole is not None and part is not None and whole in part.lineage()
-        known = target.dtype is source.dtype and (len(distances) == 1 or is_part)
-        return known and question(_sized(target, 0), _sized(source, distances.pop() if len(distances) == 1 else 0))
+        comparable = target.dtype is source.dtype and (len(distances) == 1 or is_part)
+        return comparable and question(_sized(target, 0), _sized(source, distances.pop() if len(distances) == 1 else 0))
     if question(_sized(target, hint(target.offset)), _sized(source, hint(source.offset))):
         return True
     if not on_handles(disjoint_guarded, (target, source), {}):

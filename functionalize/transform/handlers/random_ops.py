@@ -1,11 +1,11 @@
 """Random numbers in eager's order.
 
 Kernels draw in the order of the storage, and by another algorithm where the tensor is contiguous. A value may have
-other strides than its handle (Note [Values may have other strides than their handles]). Where no mode below observes
+other strides than its handle (Note [Values may have other strides than their handles]). If no mode below observes
 us, the op runs on the handle itself. In a graph it runs on tensors which have the handles' strides, or on the value's
 elements in the handle's storage order.
 
-Invariant: each op draws once. Limits: in a graph, a handle with gaps draws as one without, but for ``normal_``.
+Invariant: each op draws once. Limits: in a graph, a handle with gaps draws as one without, except for ``normal_``.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from functionalize.ops import traits
 from functionalize.ops.calls import draws
 from functionalize.transform.context import FunctionalizationContext
 from functionalize.transform.handlers.strides import (
-    all_laid_out,
     contiguous,
     empty_in_order,
     order_of,
+    values_like_handles,
     with_aligned_bias,
 )
 from functionalize.transform.writing_call import Kwargs
@@ -38,7 +38,7 @@ aten = torch.ops.aten
 
 
 def compute(context: FunctionalizationContext, op: Any, args: Sequence[Any], kwargs: Kwargs, *, writes: bool) -> Any:
-    """Results, as values, of an op on handles; None where the op on values draws in eager's order or does not draw.
+    """Results, as values, of an op on handles; None if the op on values draws in eager's order or does not draw.
 
     ``writes``: whether the op stands for one that writes its first argument.
     """
@@ -50,7 +50,7 @@ def compute(context: FunctionalizationContext, op: Any, args: Sequence[Any], kwa
         return None
     handles, call = list(tensor_leaves(args, kwargs)), context.executor.call
     if op not in traits.DRAWS_BY_ELEMENT | traits.DRAWS_TO_FILL or len(handles) != 1:
-        return _laid_out(context, op, args, kwargs)
+        return _on_values_like_handles(context, op, args, kwargs)
     handle = handles[0]
     order = order_of(context, handle)
     back = sorted(range(len(order)), key=order.__getitem__)
@@ -72,21 +72,21 @@ def compute(context: FunctionalizationContext, op: Any, args: Sequence[Any], kwa
     return pytree.tree_map_only(torch.Tensor, lambda leaf: call(aten.permute.default, leaf, back), out)
 
 
-def _laid_out(context: FunctionalizationContext, op: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
-    """Results of the op on values with the handles' strides; None where all values have them."""
+def _on_values_like_handles(context: FunctionalizationContext, op: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
+    """Results of the op on values with the handles' strides; None if all values have them."""
     if not context.executor.observed or not context.values_of(args, kwargs).strides_differ:
         return None
-    call_args, call_kwargs = all_laid_out(context, args, kwargs)
+    call_args, call_kwargs = values_like_handles(context, args, kwargs)
     if op in traits.ALIGNED_BIAS:
         call_args = with_aligned_bias(context, op, call_args)
     return context.executor.call(op, *call_args, **call_kwargs)
 
 
-_FAST = 16  # elements from which the kernel of `normal_` takes a way of its own, if they are contiguous
+_FAST = 16  # from this number of contiguous elements on `normal_` has another kernel
 
 
 def _is_large_with_gaps(handle: torch.Tensor, order: Sequence[int]) -> bool:
-    """Whether a tensor may have so many elements, and has gaps between them; with one row more it may be without."""
+    """Whether a tensor may have so many elements, and has gaps between them; asks for sizes of 1, without gaps."""
     if handle.device.type != "cpu" or handle.layout is not torch.strided:
         return False
     count = on_handles(torch.Tensor.numel, (handle,), {})
@@ -121,7 +121,7 @@ def _in_a_row(call: Any, count: Any, dtype: torch.dtype, *args: Any, **kwargs: A
     return call(aten.cat.default, [in_order, call(aten.normal_functional.default, unset, *args, **kwargs)])
 
 
-# Ops that run as others in a graph, dispatched to the program again: `out=` is filled in place, in the order of its
+# Ops that run as other ops in a graph, dispatched to the program again: `out=` is filled in place, in the order of its
 # storage, and the functional variant of `random_(low, high)` has a keyword of Python as its name, which no graph can
 # print. Limits: kernels that draw for the elements one by one; `randperm`, `multinomial` draw in an order of their own.
 
@@ -149,7 +149,7 @@ def _random_from(tensor: torch.Tensor, low: int, high: int | None, *, generator:
 
 
 def _largest(dtype: torch.dtype) -> int:
-    """The largest number of those up to which the dtype has all integers."""
+    """The largest number up to which a dtype has all integers."""
     if dtype is torch.bool:
         return 1
     return int(2 / torch.finfo(dtype).eps) if dtype.is_floating_point else torch.iinfo(dtype).max

@@ -1,6 +1,6 @@
-"""Factors that eager rounds where it multiplies in place.
+"""Factors that eager rounds when it multiplies in place.
 
-The kernels behind `_foreach_mul_` and `mul_.Scalar` take the factor for a tensor of the dtype of what they write:
+The kernels behind `_foreach_mul_` and `mul_.Scalar` make the factor a tensor of the dtype that they write:
 on the CPU that rounds it to bfloat16 and float16 first (0.999 to 1.0), where the functional variants multiply in float.
 
 Invariant: in a graph the factor is such a tensor. Limits: dense tensors on the CPU; GPUs round neither.
@@ -19,7 +19,7 @@ from functionalize.transform.writing_call import VariantCall
 aten = torch.ops.aten
 
 _ROUNDING = (torch.bfloat16, torch.float16)
-_DTYPES = ((int, torch.int64), (complex, torch.complex128))  # of others, by their class: bool is an int
+_DTYPES = ((int, torch.int64), (complex, torch.complex128))  # of other factors, by their class: bool is an int
 
 
 def of_tensors(context: FunctionalizationContext, variant: VariantCall) -> VariantCall:
@@ -44,4 +44,4 @@ def of_tensors(context: FunctionalizationContext, variant: VariantCall) -> Varia
 
 
 def _dtype_of(factor: Any) -> torch.dtype:
-    return next((dtype for kind, dtype in _DTYPES if isinstance(factor, kind)), torch.float64)
+    return next((dtype for type_, dtype in _DTYPES if isinstance(factor, type_)), torch.float64)

@@ -1,9 +1,9 @@
-"""Ops that trust the strides of their arguments: that several have the same, or how another result came to be.
+"""Ops that rely on the strides of their arguments: that several have the same, or how another op made a result.
 
-Autograd's formulas see to that, by the strides of handles; a value may have others (Note [Values may have other strides
-than their handles]). So these run on values that are laid out as the handles are.
+Autograd's formulas ensure that by the strides of handles; a value may have others (Note [Values may have other strides
+than their handles]). So these ops run on values with the strides of the handles.
 
-Invariant: the elements of a value stay what they are. Limits: a handle with gaps is followed in its order alone.
+Invariant: the elements of a value do not change. Limits: of a handle with gaps only the order of dimensions is kept.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ aten = torch.ops.aten
 
 
 def with_aligned_bias(context: FunctionalizationContext, func: Any, args: list[Any]) -> list[Any]:
-    """The arguments, values all, of one of these: with gaps between the rows of its bias."""
+    """Arguments of an op of `ALIGNED_BIAS`, all of them values, with gaps between the rows of its bias."""
     place = traits.ALIGNED_BIAS[func]
     bias = args[place] if len(args) > place else None
     if bias is None or is_aligned(bias):
@@ -42,16 +42,16 @@ def with_aligned_bias(context: FunctionalizationContext, func: Any, args: list[A
 
 
 def is_aligned(bias: torch.Tensor) -> bool:
-    """Whether the rows of a bias begin where the kernels take them."""
+    """Whether the rows of a bias begin where the kernels need them."""
     *outer, last = bias.stride()
     return last == 1 and all(hint(stride) % traits.ALIGNMENT == 0 for stride in outer)
 
 
 def trusted(context: FunctionalizationContext, func: Any, args: Sequence[Any], kwargs: Kwargs) -> tuple[Any, Kwargs]:
-    """The arguments of one of these, with values of strides that it may trust for the handles."""
+    """Arguments of an op of `TRUSTS_STRIDES`, with values whose strides it may take for those of the handles."""
     if func in traits.FACTORS_BY_STRIDES:
         return (contiguous_alike(context, args[0]), *args[1:]), kwargs
-    return all_laid_out(context, args, kwargs)
+    return values_like_handles(context, args, kwargs)
 
 
 def contiguous_alike(context: FunctionalizationContext, handle: torch.Tensor) -> Value:
@@ -65,15 +65,15 @@ def contiguous_alike(context: FunctionalizationContext, handle: torch.Tensor) ->
     return context.executor.call(aten.copy.default, empty_in_order(context, handle, [*batch, column, row]), value)
 
 
-def all_laid_out(context: FunctionalizationContext, args: Sequence[Any], kwargs: Kwargs) -> tuple[Any, Kwargs]:
-    """Arguments with handles replaced by values of the handles' strides."""
-    lay_out = functools.partial(laid_out, context)
-    found: tuple[Any, Kwargs] = pytree.tree_map_only(torch.Tensor, lay_out, (tuple(args), kwargs))
-    return found
+def values_like_handles(context: FunctionalizationContext, args: Sequence[Any], kwargs: Kwargs) -> tuple[Any, Kwargs]:
+    """Arguments with handles replaced by values with the handles' strides."""
+    like_handle = functools.partial(value_like_handle, context)
+    values: tuple[Any, Kwargs] = pytree.tree_map_only(torch.Tensor, like_handle, (tuple(args), kwargs))
+    return values
 
 
-def laid_out(context: FunctionalizationContext, handle: torch.Tensor) -> Value:
-    """A handle's value with the handle's strides; of one with gaps, in the same order without them."""
+def value_like_handle(context: FunctionalizationContext, handle: torch.Tensor) -> Value:
+    """A handle's value with the handle's strides; for a handle with gaps, in the same order without gaps."""
     value = context.value(handle)
     if value is handle or not is_plain_strided(handle) or same_strides(value, handle):
         return value
@@ -100,10 +100,10 @@ def empty_in_order(context: FunctionalizationContext, handle: torch.Tensor, orde
 
 
 def order_of(context: FunctionalizationContext, handle: torch.Tensor) -> list[int]:
-    """The dimensions in the order in which a kernel goes through a tensor like the handle, outermost first.
+    """The dimensions in the order in which a kernel visits a tensor like the handle, outermost first.
 
     Raises:
-        UnsupportedMutationError: that is data-dependent.
+        UnsupportedMutationError: the order is data-dependent.
     """
     layout = Layout.of(handle)
     if layout.contiguous or not is_plain_strided(handle):
@@ -121,7 +121,7 @@ def order_of(context: FunctionalizationContext, handle: torch.Tensor) -> list[in
 
 
 def _is_further_out(handle: torch.Tensor, layout: Layout, outer: int, inner: int) -> bool:
-    """Whether a dimension is further out than another, or the two have no order; asks where that is data-dependent."""
+    """Whether a dimension is further out than another, or the two have no order; asks if that is data-dependent."""
     size, other_size = layout.size[outer], layout.size[inner]
     stride, other_stride = layout.stride[outer], layout.stride[inner]
     plain = type(stride) is int and type(other_stride) is int

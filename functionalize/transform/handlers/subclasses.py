@@ -1,7 +1,7 @@
-"""``tensor.as_subclass``: torch takes a view behind all modes, and no fake tensor is of a class of its own.
+"""``tensor.as_subclass``: torch makes a view that modes do not see, and a fake tensor cannot have another class.
 
-Invariant: the class of fake tensors is as it was once all calls have ended. Limits: of fake tensors, by the method;
-``Sub(tensor)`` goes torch's own way.
+Invariant: the class of fake tensors is as it was once all calls have ended. Limits: the method, on fake tensors;
+``Sub(tensor)`` is left to torch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _METHOD = torch.Tensor.as_subclass
 
 
 def as_subclass_seen() -> Patches:
-    """Around a call: have modes see what ``as_subclass`` does."""
+    """For a call: make modes see what ``as_subclass`` does."""
     return Patches([Patch.by(_as_subclass, FakeTensor, "as_subclass")])
 
 
