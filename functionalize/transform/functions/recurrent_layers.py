@@ -36,11 +36,11 @@ def _pack(pack: Call) -> Call:
     def packed(input: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
         if not isinstance(input, FakeTensor):
             return pack(input, lengths, batch_first)  # type: ignore[no-any-return]
-        steps, counts = (input.transpose(0, 1) if batch_first else input), _numbers(lengths)
-        _check(steps, counts)
-        sizes = [sum(length > step for length in counts) for step in range(counts[0])]
+        steps, numbers = (input.transpose(0, 1) if batch_first else input), _numbers(lengths)
+        _check(steps, numbers)
+        sizes = [sum(length > step for length in numbers) for step in range(numbers[0])]
         rows = torch.tensor(_rows(sizes, steps.size(1)), device=input.device)
-        return steps[: counts[0]].flatten(0, 1).index_select(0, rows), torch.tensor(sizes)
+        return steps[: numbers[0]].flatten(0, 1).index_select(0, rows), torch.tensor(sizes)
 
     return packed
 
@@ -217,17 +217,10 @@ def _of_any_time(
 
 
 def _stacked(
-    layer: Call,
-    data: Tensor,
-    initial: Any,
-    flat: Sequence[Tensor],
-    biases: bool,
-    count: int,
-    dropout: float,
-    both: bool,
+    layer: Call, data: Tensor, start: Any, flat: Sequence[Tensor], biases: bool, count: int, dropout: float, both: bool
 ) -> tuple[Tensor, ...]:
     """The output of the last of stacked layers, and the last states of all."""
-    states, last = [initial] if isinstance(initial, Tensor) else initial, list[State]()
+    states, last = [start] if isinstance(start, Tensor) else start, list[State]()
     weights = list(weights_of(flat, biases, len(states) > 1 and states[0].size(2) != states[1].size(2)))
     for number in range(count):
         outputs = []

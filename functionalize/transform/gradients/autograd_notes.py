@@ -181,7 +181,7 @@ class Questions:
 
     @contextlib.contextmanager
     def taken_back(self, question: str) -> Iterator[None]:
-        """Drop what is added inside to a question that the program does not ask."""
+        """Undo the notes of a question that code inside asks, not the program."""
         before = dict(self._asked[question]) if question in self._asked else None
         try:
             yield
