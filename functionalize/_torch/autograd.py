@@ -179,7 +179,15 @@ def default_partition_fn() -> Callable[..., Any]:
     """The partition function that AOTAutograd's backends use, which saves as few bytes as it can."""
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
-    return min_cut_rematerialization_partition
+    def cut(joint: torch.fx.GraphModule, inputs: Any, **options: Any) -> Any:
+        with Patches([Patch.by(_write_no_code, torch.fx.GraphModule, "recompile")]):
+            return min_cut_rematerialization_partition(joint, inputs, **options)
+
+    return cut
+
+
+def _write_no_code(module: torch.fx.GraphModule) -> None:
+    """In the place of ``recompile``, for graphs that are rebuilt before anyone runs them."""
 
 
 @contextlib.contextmanager

@@ -206,7 +206,8 @@ class Specialization:
         if arguments.are_examples or self.awaits_gradients:
             return inputs
         self._slowly += 1
-        if self._slowly & (self._slowly - 1) == 0:  # after 1, 2, 4, ... calls, as it takes as long as calls do
+        count = self._slowly
+        if count > 1 and count & (count - 1) == 0:  # at the call 2, 4, 8, ...: it takes as long as a call
             code = self.guards.fast_code(arguments, inputs)
             if code is not None:
                 self.passed, self._fast = code.function(), code if self._may_be_fast else None
