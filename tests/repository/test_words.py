@@ -137,8 +137,13 @@ def names_of(tree: ast.AST) -> Iterator[tuple[int, str, bool]]:
             yield node.lineno, node.arg, True
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             yield node.lineno, node.id, id(node) not in _class_fields(tree)
-        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and _is_self(node.value):
             yield node.lineno, node.attr, False
+
+
+def _is_self(owner: ast.expr) -> bool:
+    """Whether an attribute is of this class: those of torch's objects have torch's names."""
+    return isinstance(owner, ast.Name) and owner.id == "self"
 
 
 @cache
