@@ -115,6 +115,19 @@ def _runs_none(args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     """Have every call take the general path."""
 
 
+@dataclass(eq=False)
+class _WarmUp:
+    """What the first calls tell: how many passed the guards themselves, and the code of guards for a fast call."""
+
+    calls: int = 0
+    code: FastCode | None = None
+
+    @property
+    def is_due(self) -> bool:
+        """Whether to compile the guards: at the call 2, 4, 8, ..., since that takes as long as a call."""
+        return self.calls > 1 and self.calls & (self.calls - 1) == 0
+
+
 class Specialization:
     """A captured graph, with the function that runs its calls."""
 
@@ -127,11 +140,9 @@ class Specialization:
         self.passed: Passes = _passes_none
         self.fast_call: CallFunction = _runs_none
         self._lock = threading.RLock()  # held while the sources of state are resolved and read
-        self._fast: FastCode | None = None
-        self._slowly = 0  # how many calls passed the guards themselves
+        self._warm_up = _WarmUp()
         self._compute: Compute | None = None  # chosen for the first call
         self._finish = finishing(self.metadata)
-        self._overlaps = isinstance(self.recorded.joint, OverlappingInputsError)
         self._viewing: list[Specialization] = []
 
     @functools.cached_property
@@ -205,12 +216,11 @@ class Specialization:
                 return error
         if arguments.are_examples or self.awaits_gradients:
             return inputs
-        self._slowly += 1
-        count = self._slowly
-        if count > 1 and count & (count - 1) == 0:  # at the call 2, 4, 8, ...: it takes as long as a call
+        self._warm_up.calls += 1
+        if self._warm_up.is_due:
             code = self.guards.fast_code(arguments, inputs)
             if code is not None:
-                self.passed, self._fast = code.function(), code if self._may_be_fast else None
+                self.passed, self._warm_up.code = code.function(), code if self._may_be_fast else None
         return inputs
 
     def run(self, inputs: list[Any], arguments: CallArguments) -> Any:
@@ -219,7 +229,7 @@ class Specialization:
         Raises:
             Diverged: the call takes another branch; nothing has changed.
         """
-        if self._overlaps:
+        if isinstance(self.recorded.joint, OverlappingInputsError):
             viewing = self._with_views(arguments)
             return viewing.specialization.run(viewing.inputs, arguments)
         compute = self._compute or self._choose_stages(inputs, arguments)
@@ -234,8 +244,8 @@ class Specialization:
             draw()
         if self.capture.modes_left:
             set_modes(self.capture.modes_left)
-        if self._fast is not None:
-            self._make_fast(self._fast, inputs, computed.results, leaves)
+        if self._warm_up.code is not None:
+            self._make_fast(self._warm_up.code, inputs, computed.results, leaves)
         return self._assemble(leaves)
 
     def _choose_stages(self, inputs: Sequence[Any], arguments: CallArguments) -> Compute:
@@ -297,7 +307,8 @@ class Specialization:
 
         graph = self._function, self.capture.catches
         made = FastCall(self.metadata, self.capture.convention, *graph, self._assemble, general)
-        self.fast_call, self._fast = made.call(guards, inputs, results, leaves) or self.fast_call, None
+        self.fast_call = made.call(guards, inputs, results, leaves) or self.fast_call
+        self._warm_up.code = None
 
     @property
     def _joint(self) -> JointGraph | Exception | None:
