@@ -31,7 +31,7 @@ from torch.utils import _pytree as pytree
 
 from functionalize._torch.dispatch import OpOverload
 from functionalize._torch.fakes import FakeTensor, MetasFakeMode
-from functionalize._torch.symbols.decisions import DecidingShapeEnv
+from functionalize._torch.symbols.shape_env import DecidingShapeEnv
 from functionalize._torch.tensors import SYMBOLS
 
 

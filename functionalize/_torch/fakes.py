@@ -286,7 +286,7 @@ def new_fake_mode(
     mode_type: type[Mode] = CaptureFakeMode,  # type: ignore[assignment]
 ) -> Mode:
     """A mode as ``make_fx`` sets it up. ``metas``: meta kernels by op, in place of torch's."""
-    from functionalize._torch.symbols.decisions import DecidingShapeEnv  # here: loads sympy
+    from functionalize._torch.symbols.shape_env import DecidingShapeEnv  # here: loads sympy
 
     mode = mode_type(
         allow_fallback_kernels=not symbolic,

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from functionalize._torch.symbols.decisions import DecidingShapeEnv, NotBoolError
+from functionalize._torch.symbols.shape_env import DecidingShapeEnv, NotBoolError
 
 _RUNS = 24
 Answers = dict[Any, bool]  # to questions, in the order in which they are asked

@@ -99,7 +99,7 @@ class RecordingSession:
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
         """Set up the run, except for the recording mode itself."""
-        from functionalize._torch.symbols.decisions import deciding  # here: loads sympy
+        from functionalize._torch.symbols.shape_env import deciding  # here: loads sympy
 
         traced = recording(self.recorder.tracer, self.fake_mode, symbolic=self._symbolic)
         try:

@@ -56,7 +56,7 @@ class Decider:
 
     def number(self, expression: Any, asked: Any) -> Any:
         """The value of an expression, or of the number ``asked`` that has it; None where it is unknown."""
-        from functionalize._torch.symbols.decisions import kind_of, number_node  # here: loads sympy
+        from functionalize._torch.symbols.shape_env import kind_of, number_node  # here: loads sympy
 
         if expression in self._facts:
             return self._facts[expression]
