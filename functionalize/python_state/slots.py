@@ -13,6 +13,7 @@ of its class, and it keeps the attributes.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,9 +25,9 @@ from functionalize.python_state.decompose import attributes_of, entries_of, nati
 from functionalize.python_state.traversal_rules import has_attributes
 
 
-@dataclass(slots=True, eq=False, repr=False)
+@dataclass(eq=False, repr=False)
 class ObjectSource:
-    """An object, by the slots that hold it."""
+    """An object, by the slots that hold it. Whoever walked it owns its source: nothing else keeps the object."""
 
     value: Any  # as it was resolved last
     slots: list[Slot] = field(default_factory=list)  # in the order in which a walk met them
@@ -70,13 +71,23 @@ class Resolved:
             held.container = container
 
 
-@dataclass(slots=True, eq=False)
 class ContainerSource:
-    """A container: a root, or one of an object's containers."""
+    """A container: a root, or one of an object's containers.
 
-    container: Container  # as it was resolved last
-    path: str = ""
-    owner: ObjectSource | None = None  # None for a root
+    The object's source has this one, which refers to it weakly: a cycle would keep the values of a walk that is over.
+    """
+
+    __slots__ = ("_owner", "container", "path")
+
+    def __init__(self, container: Container, path: str = "", owner: ObjectSource | None = None) -> None:
+        """``container``: as it was resolved last; ``owner``: None for a root."""
+        self.container, self.path = container, path
+        self._owner = None if owner is None else weakref.ref(owner)
+
+    @property
+    def owner(self) -> ObjectSource | None:
+        """The source of the object; None for a root, and once the walk is gone."""
+        return None if self._owner is None else self._owner()
 
 
 @dataclass(slots=True, eq=False)
@@ -97,7 +108,8 @@ class Slot:
     @property
     def owner(self) -> Any:
         """The object that has this entry; None for an entry of a root."""
-        return None if self.source.owner is None else self.source.owner.value
+        owner = self.source.owner
+        return None if owner is None else owner.value
 
     def get(self) -> Any:
         value = entry(self.source.container, self.key)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import gc
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -428,3 +430,28 @@ def test_another_list_of_the_same_modules() -> None:
         world.state = [layer]
         assert torch.equal(program(X), layer(X))
     assert made == [0]  # the first call wants gradients
+
+
+def test_a_list_made_of_the_tensors_of_the_one_that_it_replaces() -> None:
+    inner = [torch.ones(3), torch.zeros(3), 2]
+    outer = [inner, torch.ones(3)]
+
+    def doubles(x: Tensor) -> None:
+        outer[0] = outer[0] * 2  # type: ignore[operator]
+
+    capture(doubles, (X,))(X)
+    assert list(map(id, outer[0])) == [*map(id, inner), *map(id, inner)]
+
+
+def test_a_call_keeps_no_object_among_its_arguments() -> None:
+    program = capture(lambda record: record.h + record.g, (Record(X.clone(), X.clone()),))
+    gc.collect()
+    gc.disable()
+    try:
+        record = Record(X.clone(), X.clone())
+        kept = weakref.ref(record), weakref.ref(record.h)
+        program(record)
+        del record
+        assert [reference() for reference in kept] == [None, None]
+    finally:
+        gc.enable()
