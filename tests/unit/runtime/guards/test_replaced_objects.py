@@ -433,11 +433,11 @@ def test_another_list_of_the_same_modules() -> None:
 
 
 def test_a_list_made_of_the_tensors_of_the_one_that_it_replaces() -> None:
-    inner = [torch.ones(3), torch.zeros(3), 2]
-    outer = [inner, torch.ones(3)]
+    inner: list[Any] = [torch.ones(3), torch.zeros(3), 2]
+    outer: list[Any] = [inner, torch.ones(3)]
 
     def doubles(x: Tensor) -> None:
-        outer[0] = outer[0] * 2  # type: ignore[operator]
+        outer[0] = outer[0] * 2
 
     capture(doubles, (X,))(X)
     assert list(map(id, outer[0])) == [*map(id, inner), *map(id, inner)]
