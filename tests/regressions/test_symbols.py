@@ -225,7 +225,7 @@ def test_a_size_that_the_data_tell_is_expanded_when_the_graph_is_run(mode: str, 
             assert ours.tolist() == eager.tolist()
 
 
-_SCATTERED = [[[1.0, 1], [1, 1]], [[0.0, 1], [1, 1]], [[0.0, 0], [0, 1]]]  # as many positions as the data tell: 4, 3, 1
+_SCATTERED = [[[1.0, 1], [1, 1]], [[0.0, 1], [1, 1]], [[0.0, 0], [0, 1]]]  # 4, 3 and 1 nonzero positions
 
 
 @pytest.mark.parametrize("remove", REMOVES)
