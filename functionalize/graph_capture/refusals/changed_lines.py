@@ -43,7 +43,10 @@ def _changing_line(is_changed: Callable[[], bool], run: Callable[[], object]) ->
             return None
         if event != "call":
             begun = frame.f_back if event == "return" else frame  # the line of a call may continue
-            last[:] = sorted(_lines_of(begun), key=lambda line: is_library_file(line.file))
+            lines = sorted(_lines_of(begun), key=lambda line: is_library_file(line.file))
+            # The capture runs code of libraries as well, whose frames have no line of the program.
+            if lines and (not last or is_library_file(last[0].file) or not is_library_file(lines[0].file)):
+                last[:] = lines
         return trace
 
     def enter(frame: FrameType, event: str, argument: Any) -> Any:
