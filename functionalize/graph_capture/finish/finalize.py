@@ -147,9 +147,17 @@ class GraphFinalizer:
         traced = None if whole else self._traced(joint, analysis, aliases, begun, mutations, wanted, decisions)
         joint.regions.resolve()  # tracing is done: erase what a checkpointed region drew a second time
         self._count_writes(writes, {mutation.input for mutation in mutations}, layouts.old_storages)
-        described = (results, spec) if reconstruction is None else ((reconstruction,), LEAF)
         metadata = self._metadata(
-            gradients, mutations, (aliases, analysis.bases), described, left_in_objects, layouts, symbols, decisions
+            gradients=gradients,
+            mutations=mutations,
+            aliases=aliases,
+            bases=analysis.bases,
+            results=results if reconstruction is None else (reconstruction,),
+            spec=spec if reconstruction is None else LEAF,
+            left=left_in_objects,
+            layouts=layouts,
+            symbols=symbols,
+            decisions=decisions,
         )
         if metadata.graph.acts and decisions.all:
             self._refuse_acting(metadata)
@@ -325,11 +333,14 @@ class GraphFinalizer:
 
     def _metadata(
         self,
+        *,
         gradients: dict[int, int | None],
         mutations: Sequence[InputMutation],
-        outputs: tuple[Sequence[OutputAlias], Sequence[BaseResult]],
-        returned: tuple[Sequence[Any], Any],
-        left_in_objects: LeftInObjects,
+        aliases: Sequence[OutputAlias],
+        bases: Sequence[BaseResult],
+        results: Sequence[Any],
+        spec: Any,
+        left: LeftInObjects,
         layouts: InputLayouts,
         symbols: SymbolSources,
         decisions: DecisionsOfGraph,
@@ -339,26 +350,22 @@ class GraphFinalizer:
         drop_dead(self.tracer.graph)
         unused, read, accumulates = drop_unread(self.inputs, self.tracer.graph, {m.input for m in mutations})
         numbers = {id(entry): number for number, entry in enumerate(self.inputs)}
-        before, after = (
-            {number: frozen_layout(layout) for number, layout in some.items()}
-            for some in (layouts.before, layouts.after)
-        )
         return ProgramMetadata(
-            tuple(entry.frozen(numbers) for entry in self.inputs),
-            unused,
-            self._traits(tuple(decisions.all)),
-            tuple(mutations),
-            tuple(outputs[0]),
-            tuple(outputs[1]),
-            tuple(returned[0]),
-            returned[1],
-            {numbers[key]: number for key, number in gradients.items()},
-            frozenset(numbers[key] for key in read),
-            accumulates,
-            left_in_objects,
-            before,
-            after,
-            symbols,
+            inputs=tuple(entry.frozen(numbers) for entry in self.inputs),
+            unused=unused,
+            graph=self._traits(tuple(decisions.all)),
+            mutations=tuple(mutations),
+            outputs=tuple(aliases),
+            bases=tuple(bases),
+            results=tuple(results),
+            spec=spec,
+            gradients={numbers[key]: number for key, number in gradients.items()},
+            gradients_read=frozenset(numbers[key] for key in read),
+            only_accumulates=accumulates,
+            left=left,
+            layouts_before={number: frozen_layout(layout) for number, layout in layouts.before.items()},
+            layouts_after={number: frozen_layout(layout) for number, layout in layouts.after.items()},
+            symbols=symbols,
         )
 
     def _count_writes(
@@ -383,12 +390,19 @@ class GraphFinalizer:
         draws = sources(graph, root) if decisions else ()
         shown = [node.meta.get("val") if isinstance(node, Node) else None for node in self.outputs.nodes]
         sparse = frozenset(n for n, val in enumerate(shown) if getattr(val, "layout", _STRIDED) is not _STRIDED)
-        numbers = tuple(self._object_numbers)
         modes = {val.fake_mode for val in shown if isinstance(val, FakeTensor)}
-        ours = all(isinstance(mode, CaptureFakeMode) for mode in modes)
-        own = HOOKS in self.context.notes.asked
-        acts = any(tables.acts(node.target) or tables.communicates(node.target) for node in graph.nodes)
-        return GraphTraits(len(shown), keeps_workspaces(graph), decisions, draws, numbers, sparse, own, ours, acts)
+        ops = {id(node.target): node.target for node in graph.nodes}.values()  # by identity: torch hashes ops in Python
+        return GraphTraits(
+            outputs=len(shown),
+            keeps_workspaces=keeps_workspaces(graph),
+            decisions=decisions,
+            draws=draws,
+            numbers=tuple(self._object_numbers),
+            sparse=sparse,
+            differentiates=HOOKS in self.context.notes.asked,
+            lays_out_ones=all(isinstance(mode, CaptureFakeMode) for mode in modes),
+            acts=any(tables.acts(op) or tables.communicates(op) for op in ops),
+        )
 
     def _recorded(self, metadata: ProgramMetadata, joint: JointGraph | Exception | Backward | None) -> Recorded:
         self.context.notes.note_given(self.handles)
@@ -399,10 +413,17 @@ class GraphFinalizer:
         taken = [metadata.inputs[number] for number in metadata.taken]
         specs = self.outputs.specs
         self._historian.detach()
-        ended = (self.tracer.graph, self.tracer.root, metadata, joint)
-        account = (self._historian, self._written, [group for group in groups.values() if len(group) > 1])
         return Recorded(
-            *ended, lambda: signature_of(taken, specs), *account, self._asked(metadata), self.context.endings.found
+            graph=self.tracer.graph,
+            root=self.tracer.root,
+            metadata=metadata,
+            joint=joint,
+            signature=lambda: signature_of(taken, specs),
+            historian=self._historian,
+            written=self._written,
+            shared=[group for group in groups.values() if len(group) > 1],
+            asked=self._asked(metadata),
+            endings=self.context.endings.found,
         )
 
     def _asked(self, metadata: ProgramMetadata) -> dict[tuple[int, str], Location | None]:
