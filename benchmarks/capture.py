@@ -154,11 +154,10 @@ def measure(name: str, mode: str, rounds: int) -> Measured:
             "warm": program.capture,
             "cold": program.cold,
         }
-        if mode == "as called":
-            systems |= {"train": program.capture_and_train, "aot": program.aot_function}
         timings = interleaved(systems, rounds, in_a_row=3)
-        if mode == "as called":  # which takes seconds, so that a few rounds will do
-            timings |= interleaved({"export": program.export}, (rounds + 2) // 3)
+        if mode == "as called":  # these take up to seconds, so that a few rounds will do
+            systems = {"train": program.capture_and_train, "aot": program.aot_function, "export": program.export}
+            timings |= interleaved(systems, (rounds + 2) // 3)
         return Measured(name, mode, program.silent(), timings)
 
 

@@ -111,7 +111,7 @@ MODELS: Mapping[str, tuple[Callable[[], torch.nn.Module], Callable[[], Batch]]] 
     "resnet": (resnet, image),
     "convnext": (convnext, image),
     "gpt2": (gpt2, lambda: text(mask=True)),
-    "llama": (llama, text),
+    "llama": (llama, lambda: text(mask=True)),
     "t5": (t5, translation),
 }
 
