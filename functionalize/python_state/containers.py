@@ -13,8 +13,8 @@ import types
 import weakref
 from abc import abstractmethod
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, MutableMapping, MutableSequence
-from operator import is_
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, MutableSequence, Sequence
+from operator import attrgetter, is_
 from typing import Any, TypeVar
 
 from functionalize.python_state.ownership import is_of_torch_or_python
@@ -149,6 +149,9 @@ class SetItems(_Items):
     def get(self) -> list[Any]:
         return list(self._set)
 
+    def __len__(self) -> int:
+        return set.__len__(self._set)
+
     def put(self, items: list[Any]) -> None:
         set.clear(self._set)
         set.update(self._set, items)
@@ -164,33 +167,29 @@ _VIEWS_OF_ITEMS = frozenset({Variable, ContextValue, SetItems})
 class SlotsOf(MutableMapping[str, Any]):
     """The ``__slots__`` of an object that are set, by name."""
 
-    __slots__ = ("_names", "_owner")
+    __slots__ = ("names", "owner")
 
     def __init__(self, owner: Any, names: Iterable[str]) -> None:
-        self._owner, self._names = owner, tuple(names)
-
-    @property
-    def owner(self) -> Any:
-        """The object whose slots these are."""
-        return self._owner
+        """``owner``: the object whose slots these are; ``names``: those of all its slots."""
+        self.owner, self.names = owner, tuple(names)
 
     def __iter__(self) -> Iterator[str]:
-        return (name for name in self._names if hasattr(self._owner, name))
+        return (name for name in self.names if hasattr(self.owner, name))
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
     def __getitem__(self, key: str) -> Any:
         try:
-            return object.__getattribute__(self._owner, key)
+            return object.__getattribute__(self.owner, key)
         except AttributeError as error:
             raise KeyError(key) from error
 
     def __setitem__(self, key: str, value: Any) -> None:
-        object.__setattr__(self._owner, key, value)
+        object.__setattr__(self.owner, key, value)
 
     def __delitem__(self, key: str) -> None:
-        object.__delattr__(self._owner, key)
+        object.__delattr__(self.owner, key)
 
 
 class ClassAttributes(SlotsOf):
@@ -202,16 +201,16 @@ class ClassAttributes(SlotsOf):
         super().__init__(owner, ())
 
     def __iter__(self) -> Iterator[str]:
-        return (name for name, value in list(vars(self._owner).items()) if _is_data(name, value))
+        return (name for name, value in list(vars(self.owner).items()) if _is_data(name, value))
 
     def __getitem__(self, key: str) -> Any:
-        return vars(self._owner)[key]
+        return vars(self.owner)[key]
 
     def __setitem__(self, key: str, value: Any) -> None:
-        type.__setattr__(self._owner, key, value)
+        type.__setattr__(self.owner, key, value)
 
     def __delitem__(self, key: str) -> None:
-        type.__delattr__(self._owner, key)
+        type.__delattr__(self.owner, key)
 
 
 def _is_data(name: str, value: Any) -> bool:
@@ -233,13 +232,25 @@ class CodeOf(SlotsOf):
     A name may contain dots, for attributes of attributes.
     """
 
-    __slots__ = ()
+    __slots__ = ("_read_all",)
+
+    def __init__(self, owner: Any, names: Sequence[str]) -> None:
+        super().__init__(owner, names)
+        self._read_all = attrgetter(*names) if len(names) > 1 else attrgetter(names[0], names[0])  # gives a tuple
 
     def __getitem__(self, key: str) -> Any:
         try:
-            return functools.reduce(getattr, key.split("."), self._owner)
+            return attrgetter(key)(self.owner)
         except AttributeError as error:
             raise KeyError(key) from error
+
+    def now(self) -> tuple[Any, ...]:
+        """The values of all names, in order; ``ABSENT`` for missing ones."""
+        try:
+            values: tuple[Any, ...] = self._read_all(self.owner)
+        except AttributeError:
+            values = tuple(read(self, name) for name in self.names)
+        return values[: len(self.names)]
 
 
 class BoundBy(SlotsOf):
@@ -251,7 +262,7 @@ class BoundBy(SlotsOf):
         super().__init__(owner, ("args",))
 
     def __setitem__(self, key: str, value: Any) -> None:
-        owner = self._owner
+        owner = self.owner
         owner.__setstate__((owner.func, value, owner.keywords, owner.__dict__))
 
 
@@ -276,7 +287,10 @@ def read(container: Container, key: Any) -> Any:
     if isinstance(container, dict):
         return dict.get(container, key, ABSENT)
     if isinstance(container, SlotsOf):
-        return container.get(key, ABSENT)
+        try:
+            return container[key]
+        except KeyError:
+            return ABSENT
     return container[key] if key < len(container) else ABSENT
 
 

@@ -49,7 +49,7 @@ class ObjectSource:
             return None
         before = Resolved(self, self.value, [held.container for held in self.containers])
         containers = [container for container, _ in entries_of(now)][: len(before.containers)]
-        containers += (CodeOf(now, code) for code in before.containers[len(containers) :])
+        containers += (CodeOf(now, code.names) for code in before.containers[len(containers) :])
         if list(map(type, containers)) != list(map(type, before.containers)):
             return None
         Resolved(self, now, containers).apply()

@@ -67,7 +67,7 @@ class StateWalk:
     tensors: list[Slot] = field(default_factory=list)
     constants: list[Slot] = field(default_factory=list)  # values that are neither tensors nor entered
     leaves: list[Slot] = field(default_factory=list)  # tensors and constants
-    entered: list[Slot] = field(default_factory=list)  # of objects that were entered, without tuples
+    entered: dict[Slot, ObjectSource] = field(default_factory=dict)  # of objects that were entered, without tuples
     tuples: list[Slot] = field(default_factory=list)  # of tuples that are not in a tuple
     containers: dict[int, ContainerSource] = field(default_factory=dict)  # by identity at the walk
     ordered: dict[int, ContainerSource] = field(default_factory=dict)  # dicts whose order a program may see
@@ -93,10 +93,6 @@ class StateWalk:
     def holds(self) -> bool:
         """Whether a module or an optimizer was found."""
         return any(isinstance(source.value, _HOLDERS) for source in self.objects)
-
-    def source_of(self, value: Any) -> ObjectSource:
-        """The source of an object that was entered."""
-        return self.objects[self._numbers[id(value)]]
 
     def resolve(self) -> bool:
         """Resolve the objects from their slots again, owners before what they hold; returns whether any was replaced.
@@ -146,11 +142,11 @@ class StateWalk:
                 path = joined(slot.path, index)
                 self._enter(item, Slot(slot.source, slot.key, path, at, self._holders > 0))
         else:
-            self.entered.append(slot)
             number = self._numbers.get(id(value))
             if number is None:
                 self._open_object(value, cls, slot.path, slot)
             else:
+                self.entered[slot] = self.objects[number]
                 self.objects[number].slots.append(slot)
                 self.shape.append(number)
 
@@ -186,6 +182,8 @@ class StateWalk:
         self._numbers[id(value)] = len(self.objects)
         owner = self._source(value, slot)
         self.objects.append(owner)
+        if slot is not None:
+            self.entered[slot] = owner
         module = is_module(value)
         if module:
             refuse_module(value, path)

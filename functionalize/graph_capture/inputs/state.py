@@ -50,17 +50,15 @@ _ASSIGNABLE = 1 << 9  # the flag of classes that a program can give an object in
 
 def python_guards_of(state: StateWalk, code: Iterable[tuple[str, ObjectSource, Sequence[str]]]) -> PythonGuards:
     """Guards on what a program with this state may branch on; ``code``: objects whose attributes choose its code."""
-    guards = PythonGuards([source for source in state.objects if any(slot.steps for slot in source.slots)])
+    guards = PythonGuards([source for slot, source in state.entered.items() if slot.steps])
     entered = {*map(id, state.seen), *state.containers}
     for source in state.objects:
-        if is_module(source.value):
-            attributes = state.containers[id(source.value.__dict__)]
-            guards.add_module(state.modules[id(source.value)], attributes, entered)
-    for slot in (*state.constants, *state.tuples):
-        guards.add(slot)
+        path = state.modules.get(id(source.value))
+        if path is not None:
+            guards.add_module(path, state.containers[id(source.value.__dict__)], entered)
+    guards.add((*state.constants, *state.tuples))
     guards.add_structure(state)
-    for path, owner, names in code:
-        guards.add_code(path, owner, names)
+    guards.add_code(code)
     return guards
 
 
@@ -281,11 +279,10 @@ class Follower:
     @property
     def decisive(self) -> Iterator[tuple[str, ObjectSource, Sequence[str]]]:
         """Paths, objects and names of attributes on which it depends which code the program runs."""
-        paths = {id(slot.found()): slot.path for slot in self._state.entered}
         for source in self._state.objects:
             value = source.value
             if type(value).__flags__ & _ASSIGNABLE and not isinstance(value, type):
-                path = self._state.modules.get(id(value)) or paths.get(id(value), "")
+                path = self._state.modules.get(id(value)) or (source.slots[-1].path if source.slots else "")
                 yield path, source, ("__class__",)
         for path, value, names in self.code.decisive.values():
             yield path, ObjectSource(value), names

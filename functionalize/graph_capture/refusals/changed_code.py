@@ -9,24 +9,37 @@ to reach.
 from __future__ import annotations
 
 import contextlib
-import functools
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from functionalize.python_state.containers import ABSENT, CodeOf, read
+from functionalize.python_state.containers import ABSENT, read
+from functionalize.python_state.slots import ContainerSource
+from functionalize.python_state.walk import joined
 from functionalize.refusals.python_objects import CODE_CHANGED
-from functionalize.runtime.guards.python_guards import PythonGuard, PythonGuards
+from functionalize.runtime.guards.python_guards import PythonGuards
 from functionalize.uninterrupted import uninterrupted
 
-_SPECIAL = frozenset({"__code__", "__defaults__", "__kwdefaults__", "__class__"})  # not in the object's own dict
 
+@dataclass(frozen=True, eq=False)
+class _Changed:
+    """An attribute that the program has changed, and the value before."""
 
-class _Place(NamedTuple):
-    """An attribute and its value in each object that may hold it; for a class, in its base classes as well."""
+    source: ContainerSource
+    key: str
+    before: Any
 
-    guard: PythonGuard
-    value: Any
-    holders: tuple[tuple[Any, Any], ...]
+    def restore(self, classes: Mapping[type, Mapping[str, Any]]) -> None:
+        """``classes``: what each class had in its own dict."""
+        owner = self.source.container.owner
+        if not isinstance(owner, type):
+            object.__setattr__(owner, self.key, self.before)
+            return
+        name = self.key.partition(".")[0]  # the rest leads into the value, as into a class method
+        for cls, attributes in classes.items():
+            before = attributes.get(name, ABSENT)
+            if vars(cls).get(name, ABSENT) is not before:
+                type.__delattr__(cls, name) if before is ABSENT else type.__setattr__(cls, name, before)
 
 
 @contextlib.contextmanager
@@ -36,47 +49,31 @@ def code_put_back(guards: PythonGuards) -> Iterator[None]:
     Raises:
         UnsupportedProgramError: the program changed code.
     """
-    places = [_place(guard) for guard in guards.rows if type(guard.container) is CodeOf]
-    changed = list[_Place]()
+    sources, changed = guards.code, list[_Changed]()
+    values = [source.container.now() for source in sources]
+    owners = [owner for source in sources if isinstance(owner := source.container.owner, type)]
+    bases = {base: None for owner in owners for base in type.__dict__["__mro__"].__get__(owner)}
+    classes = {base: dict(vars(base)) for base in bases}
+
+    def put_back() -> None:
+        for place in changed:
+            place.restore(classes)
+
     try:
         yield
     finally:
-        changed += filter(_is_changed, places)
-        uninterrupted(functools.partial(_restore, changed))
+        for source, before in zip(sources, values, strict=True):
+            changed += _changed(source, before)
+        uninterrupted(put_back)
     if changed:
-        raise CODE_CHANGED.error(places=", ".join(f"`{place.guard.path}`" for place in changed))
+        places = ", ".join(f"`{joined(place.source.path, place.key)}`" for place in changed)
+        raise CODE_CHANGED.error(places=places)
 
 
-def _place(guard: PythonGuard) -> _Place:
-    owner, name = guard.container.owner, _name(guard)
-    if name in _SPECIAL:
-        return _Place(guard, read(guard.container, guard.key), ((owner, getattr(owner, name, ABSENT)),))
-    holders = type.__dict__["__mro__"].__get__(owner) if isinstance(owner, type) else (owner,)
-    held = tuple((holder, vars(holder).get(name, ABSENT)) for holder in holders if hasattr(holder, "__dict__"))
-    return _Place(guard, read(guard.container, guard.key), held)
-
-
-def _name(guard: PythonGuard) -> str:
-    """The attribute of the owner; the rest of the key leads into its value, as into a class method."""
-    name: str = guard.key.partition(".")[0]
-    return name
-
-
-def _is_changed(place: _Place) -> bool:
-    now = read(place.guard.container, place.guard.key)
-    is_computed = now is not read(place.guard.container, place.guard.key)  # at each read
-    return now is not place.value and not is_computed
-
-
-def _restore(places: Sequence[_Place]) -> None:
-    for place in places:
-        for holder, value in place.holders:
-            _write(holder, _name(place.guard), value)
-
-
-def _write(holder: Any, name: str, value: Any) -> None:
-    if name in _SPECIAL:
-        object.__setattr__(holder, name, value)
-    elif vars(holder).get(name, ABSENT) is not value:
-        base = type if isinstance(holder, type) else object
-        base.__delattr__(holder, name) if value is ABSENT else base.__setattr__(holder, name, value)
+def _changed(source: ContainerSource, before: Sequence[Any]) -> list[_Changed]:
+    code = source.container
+    return [
+        _Changed(source, name, value)
+        for name, value, now in zip(code.names, before, code.now(), strict=True)
+        if now is not value and now is read(code, name)  # else it is computed at each read
+    ]

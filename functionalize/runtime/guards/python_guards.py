@@ -147,6 +147,7 @@ class PythonGuards(GuardKind):
     def __init__(self, in_tuples: Sequence[ObjectSource] = ()) -> None:
         """``in_tuples``: objects in tuples, whose content has guards of its own."""
         self.rows: list[PythonGuard] = []
+        self.code: list[ContainerSource] = []  # what decides which code runs
         self._in_tuples = in_tuples
         self._memo = self.memo()
         self._seen: set[tuple[int, Any]] = set()
@@ -161,48 +162,61 @@ class PythonGuards(GuardKind):
         """The current value under a key."""
         return len(container) if key is LENGTH else keys_of(container) if key is ORDER else read(container, key)
 
-    def add(self, slot: Slot) -> None:
-        """Add a guard on the current value of a slot."""
-        source, key = _place_of(slot)
-        container = source.container
-        if (id(container), key) not in self._seen and id(container) not in self._modules:
-            self._seen.add((id(container), key))
-            value = self.read(container, key)
-            self.rows.append(PythonGuard("", slot.path, source, key, value, frozen(value, self._memo)))
+    def add(self, slots: Iterable[Slot]) -> None:
+        """Add guards on the current values of slots."""
+        for slot in slots:
+            source, key = _place_of(slot) if type(slot.source.container) is Variable else (slot.source, slot.key)
+            container = source.container
+            place = id(container), key
+            if place not in self._seen and place[0] not in self._modules:
+                self._seen.add(place)
+                value = read(container, key)
+                content = value if type(value) in PLAIN else frozen(value, self._memo)
+                self.rows.append(_guard(("", slot.path, source, key, value, content)))
 
     def add_module(self, path: str, attributes: ContainerSource, entered: Container[int]) -> None:
         """Add guards on a module: whether it trains, its hooks, its attributes without the ``entered`` ones."""
-        content, memo, rows = attributes.container, self._memo, self.rows
+        content, memo = attributes.container, self._memo
         self._modules.add(id(content))
-        for name, value in [item for item in content.items() if item[0] not in _OF_MODULES]:
-            value_type = type(value)
-            if value_type in PLAIN:
-                rows.append(_guard((path, name, attributes, name, value, value)))
-            elif not (id(value) in entered or issubclass(value_type, torch.Tensor)):
-                empty = value_type in EMPTY and not value  # the hooks of most modules
-                held = EMPTY[value_type] if empty else frozen(value, memo)
-                rows.append(_guard((path, name, attributes, name, value, held)))
+        fields = [
+            (path, name, attributes, name, value, EMPTY[cls] if cls in EMPTY and not value else frozen(value, memo))
+            if cls not in PLAIN
+            else (path, name, attributes, name, value, value)
+            for (name, value), identity in zip([*content.items()], map(id, content.values()), strict=True)
+            for cls in [type(value)]
+            if name not in _OF_MODULES
+            if cls in PLAIN or not (identity in entered or issubclass(cls, torch.Tensor))
+        ]
+        self.rows += map(_guard, fields)
 
-    def add_code(self, path: str, owner: ObjectSource, names: Sequence[str]) -> None:
-        """Add guards on attributes of a function, a class or an object that decide which code runs."""
-        source = ContainerSource(CodeOf(owner.value, names), path, owner)
-        owner.containers.append(source)
-        for name in names:
-            value = self.read(source.container, name)
-            held = frozen(value, self._memo)
-            self.rows.append(_guard(("", joined(path, name), source, name, value, held)))
+    def add_code(self, code: Iterable[tuple[str, ObjectSource, Sequence[str]]]) -> None:
+        """Add guards on attributes of functions, classes and objects that decide which code runs."""
+        contents = dict[int, Any]()  # by the identities of values, which the rows hold: many objects have one class
+        for path, owner, names in code:
+            container = CodeOf(owner.value, names)
+            source = ContainerSource(container, path, owner)
+            owner.containers.append(source)
+            self.code.append(source)
+            for name, value in zip(names, container.now(), strict=True):
+                held = contents.get(id(value))
+                if held is None:
+                    held = contents[id(value)] = frozen(value, self._memo)
+                self.rows.append(_guard(("", f"{path}.{name}" if path else name, source, name, value, held)))
 
     def add_structure(self, state: StateWalk) -> None:
         """Add guards on which objects are in which slots, on the lengths of containers, and on the order of dicts."""
-        for slot in state.entered:
-            source, key = _place_of(slot)
-            value = self.read(source.container, key)
-            content = frozen(value, self._memo) if slot.steps else state.source_of(value)
+        for slot, held in state.entered.items():
+            source, key = _place_of(slot) if type(slot.source.container) is Variable else (slot.source, slot.key)
+            value = read(source.container, key) if slot.steps else held.value
+            content = frozen(value, self._memo) if slot.steps else held
             self.rows.append(_guard(("", slot.path, source, key, value, content)))
-        for source in state.containers.values():
-            if type(source.container) is not Variable:
-                name, length = f"len({source.path or 'the module'})", len(source.container)
-                self.rows.append(_guard(("", name, source, LENGTH, length, length)))
+        sized = [source for source in state.containers.values() if type(source.container) is not Variable]
+        lengths = map(len, [source.container for source in sized])
+        fields = [
+            ("", f"len({source.path or 'the module'})", source, LENGTH, length, length)
+            for source, length in zip(sized, lengths, strict=True)
+        ]
+        self.rows += map(_guard, fields)
         for source in state.ordered.values():
             name, keys = f"list({source.path or 'the module'})", keys_of(source.container)
             self.rows.append(_guard(("", name, source, ORDER, keys, keys)))
