@@ -10,10 +10,12 @@ import contextlib
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from operator import is_
 from typing import Any
 
 from functionalize.python_state.containers import (
+    MAPPINGS,
     Container,
     SetItems,
     assign,
@@ -28,6 +30,8 @@ from functionalize.python_state.traversal_rules import behind, key_behind
 from functionalize.python_state.walk import StateWalk
 from functionalize.uninterrupted import uninterrupted
 
+_NEXT = object()  # where the content of another container begins
+_EMPTY = (_NEXT,)
 _WEAK: Mapping[type, Any] = {weakref.ref: weakref.ref, **dict.fromkeys(weakref.ProxyTypes, weakref.proxy)}
 
 
@@ -45,14 +49,15 @@ class ChangedContainer:
 class _Beginning:
     """The contents of containers when the program began."""
 
-    containers: list[Container] = field(default_factory=list)
-    contents: list[Any] = field(default_factory=list)
+    containers: Sequence[Container] = ()
     flat: list[Any] = field(default_factory=list)  # all contents in one list, which is fast to compare
 
-    def add(self, container: Container, content: Any) -> None:
-        self.containers.append(container)
-        self.contents.append(content)
-        self.flat.extend(_flattened([content]))
+    @cached_property
+    def contents(self) -> list[Any]:
+        """A copy of what each container held."""
+        begins = [place for place, item in enumerate(self.flat) if item is _NEXT]
+        places = zip(self.containers, begins, [*begins[1:], len(self.flat)], strict=True)
+        return [_content_of(container, self.flat[begin + 1 : end]) for container, begin, end in places]
 
 
 class WatchedState:
@@ -66,8 +71,12 @@ class WatchedState:
     def substituted(self, substitutes: Mapping[int, Any]) -> Iterator[None]:
         """Put substitutes in the tensors' places, by the tensors' identities; restore everything at the end."""
         walk = self.walk
-        slots = [slot for slot in walk.tensors if not isinstance(slot.container, SetItems)]
-        entries = [(slot.container, slot.key, entry(slot.container, slot.key)) for slot in [*slots, *walk.weak]]
+        slots = [slot for slot in walk.tensors if type(slot.source.container) is not SetItems]
+        entries = [
+            (container, slot.key, container[slot.key] if type(container) is dict else entry(container, slot.key))
+            for slot in [*slots, *walk.weak]
+            for container in [slot.source.container]
+        ]
         keyed_by_tensor = [(container, copy_of(container)) for container in walk.keyed_by_tensor]
         places = (*walk.leaves, *walk.entered) if keyed_by_tensor else ()
         keys = {id(key): _key_of_substitute(key, substitutes) for _, content in keyed_by_tensor for key in content}
@@ -95,7 +104,10 @@ class WatchedState:
                 for container, content in keyed_by_tensor:
                     assign(container, content)
                 for container, key, value in entries:
-                    write(container, key, value)
+                    if type(container) is dict:  # most are
+                        container[key] = value
+                    else:
+                        write(container, key, value)
 
             uninterrupted(put_back)
             self._beginning = _Beginning()
@@ -103,13 +115,13 @@ class WatchedState:
     def begin(self) -> None:
         """Take the present contents of the containers as those that the program finds."""
         containers = [source.container for source in self.walk.containers.values()]
-        contents = list(map(copy_of, containers))
-        self._beginning = _Beginning(containers, contents, _flattened(contents))
+        self._beginning = _Beginning(containers, _flattened(containers))
 
     def watch_late(self, container: Container, path: str, before: Any) -> None:
         """Watch a container that was not watched from the beginning, when its content was ``before``."""
         self.walk.watch(container, path)
-        self._beginning.add(container, before)
+        beginning = self._beginning
+        self._beginning = _Beginning([*beginning.containers, container], [*beginning.flat, *_flattened([before])])
 
     def content(self, container: Container) -> Any:
         """The content of a container when the program began; None for a container that was not walked."""
@@ -126,9 +138,7 @@ class WatchedState:
     def changed(self) -> list[ChangedContainer]:
         """The containers whose content the program has changed so far."""
         beginning = self._beginning
-        now = _flattened(
-            container if type(container) is dict else copy_of(container) for container in beginning.containers
-        )
+        now = _flattened(beginning.containers)
         if len(now) == len(beginning.flat) and all(map(is_, now, beginning.flat)):
             return []
         pairs = zip(self.walk.containers.values(), beginning.contents, strict=False)
@@ -141,8 +151,14 @@ class WatchedState:
 
 def _place(slots: Iterable[Slot], substitutes: Mapping[int, Any]) -> None:
     for slot in slots:
-        value = slot.get()
-        slot.set(substitutes.get(id(value), value))  # a tensor that arguments share with state was replaced there
+        container, key = slot.source.container, slot.key
+        is_entry = type(container) is dict and not slot.steps  # most are
+        value = container[key] if is_entry else slot.get()
+        substitute = substitutes.get(id(value), value)  # a tensor that arguments share with state was replaced there
+        if is_entry:
+            container[key] = substitute
+        else:
+            slot.set(substitute)
 
 
 def _key_of_substitute(key: Any, substitutes: Mapping[int, Any]) -> Any:
@@ -153,13 +169,22 @@ def _key_of_substitute(key: Any, substitutes: Mapping[int, Any]) -> Any:
     return type(key)(substitute) if isinstance(key, weakref.ReferenceType) else substitute
 
 
-def _flattened(contents: Iterable[Any]) -> list[Any]:
-    """The contents of containers in one list, each after the number of its entries."""
+def _flattened(containers: Iterable[Container]) -> list[Any]:
+    """The contents of containers in one list: of each ``_NEXT``, then the items, or the keys and the values."""
     flat: list[Any] = []
-    for content in contents:
-        flat.append(len(content))
-        if content:
-            flat.extend(content)
-            if type(content) is dict:
-                flat.extend(content.values())
+    for container in containers:
+        cls = type(container)
+        if cls is dict:
+            flat += (_NEXT, *container, *container.values()) if container else _EMPTY
+        else:
+            content = container if cls is list else copy_of(container)
+            flat += (_NEXT, *content, *content.values()) if type(content) is dict else (_NEXT, *content)
     return flat
+
+
+def _content_of(container: Container, items: list[Any]) -> Any:
+    """What a container held, from its part of the list."""
+    if not isinstance(container, MAPPINGS):
+        return items
+    count = len(items) // 2
+    return dict(zip(items[:count], items[count:], strict=True))
