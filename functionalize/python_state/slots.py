@@ -112,7 +112,8 @@ class Slot:
         return None if owner is None else owner.value
 
     def get(self) -> Any:
-        value = entry(self.source.container, self.key)
+        container = self.source.container
+        value = container[self.key] if type(container) is dict else entry(container, self.key)  # most are
         for step in self.steps:
             value = value[step]
         return value

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Set
 from typing import Any
 
 import torch
@@ -37,7 +37,7 @@ def fakes_of(
     with below_dispatch(), torch.inference_mode(False):  # a fake made in inference mode is an inference tensor
         for group in groups.values():
             if dynamic.isdisjoint(group) and all(map(_is_plain, group.values())):
-                for key, fake in _of_group(factory, group):
+                for key, fake in _of_group(factory, group).items():
                     mark_as(fake, group[key])
                     fakes[key] = fake
             else:
@@ -71,18 +71,16 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     )
 
 
-def _of_group(factory: FakeFactory, group: dict[int, torch.Tensor]) -> Iterator[tuple[int, Any]]:
+def _of_group(factory: FakeFactory, group: dict[int, torch.Tensor]) -> dict[int, Any]:
     """Fakes of the tensors of one storage, in one storage of the same size."""
-    key, first = next(iter(group.items()))
+    (key, first), *others = group.items()
     size = first.untyped_storage().nbytes()
-    if len(group) == 1 and not first.storage_offset():
-        fake = factory.fresh(first.size(), first.stride(), first.dtype, first.device)
+    if not others and not first.storage_offset():
+        fake = factory.fresh(first.shape, first.stride(), first.dtype, first.device)
         if fake.untyped_storage().nbytes() == size:
-            yield key, fake
-            return
+            return {key: fake}
     storage = torch.UntypedStorage(size, device="meta")
-    for key, tensor in group.items():
-        yield key, factory.at(storage, tensor)
+    return {key: factory.at(storage, tensor) for key, tensor in group.items()}
 
 
 BEYOND = "a backward runs into the operators that computed an example input"

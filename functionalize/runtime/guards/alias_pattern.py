@@ -40,15 +40,16 @@ def alias_pattern(values: Sequence[Any], gradients: Collection[int] = ()) -> Pat
     one such view changes the gradients of the others. ``gradients``: the positions of gradients, which come after all
     other tensors, and have an entry only if they share memory.
     """
+    storages = {n: storage_key(value) for n, value in enumerate(values) if isinstance(value, torch.Tensor)}
+    if len({*storages.values()}) == len(storages):  # as in most programs
+        return tuple(n if n in storages and n not in gradients else None for n in range(len(values)))
     first: dict[int, int] = {}
     same: dict[int, int] = {}
     based: dict[int, int] = {}
     pattern: list[Any] = [None] * len(values)
-    for position in (*(n for n in range(len(values)) if n not in gradients), *sorted(gradients)):
+    for position in (*(n for n in storages if n not in gradients), *sorted(storages.keys() & gradients)):
         value = values[position]
-        if not isinstance(value, torch.Tensor):
-            continue
-        other, itself = first.setdefault(storage_key(value), position), same.setdefault(id(value), position)
+        other, itself = first.setdefault(storages[position], position), same.setdefault(id(value), position)
         if other == position:
             pattern[position] = None if position in gradients else position
             based.setdefault(id(autograd_base(value)), position)
@@ -80,7 +81,7 @@ class Sharing(GuardKind):
         self._unseen = gradients.keys() - self._gradients
         # Gradients come last: for another one, a call is captured again.
         self._order = sorted(range(len(inputs)), key=self._gradients.__contains__)
-        self.pattern = self._now(present)
+        self.pattern = self._now(present) if self._unseen else pattern
 
     def failure(self, call: CallInputs) -> InputMismatchError | None:
         pattern = self._now(call.values)

@@ -427,6 +427,8 @@ def changed_places(metadata: ProgramMetadata, state: StateWalk) -> set[tuple[int
 def changed_containers(metadata: ProgramMetadata, state: StateWalk) -> set[int]:
     """The identities of containers that a program changes or replaces, or whose tensors get other metadata."""
     changed, inside = changed_places(metadata, state), set[ObjectSource]()
+    if not changed:
+        return set()
 
     def is_changed(slot: Slot) -> bool:
         container, key = place_of(slot.container, slot.key)

@@ -10,7 +10,7 @@ gradients are left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,7 +37,10 @@ class SharedTensors(GuardKind):
         numbers |= {id(values[n]): n for n in reversed(self._numbers) if inputs[n].slot is not None}
         self._places = list[tuple[Slot, int]]()
         others = dict[int, list[Slot]]()
-        for slot, value in _held(state.tensors):
+        values_of_slots = [(slot, slot.get()) for slot in state.tensors]
+        for slot, value in values_of_slots:
+            if type(slot.source.container) is SetItems:
+                continue
             number = numbers.get(id(value))
             if id(slot.container) in logs:
                 continue
@@ -48,10 +51,12 @@ class SharedTensors(GuardKind):
         self._others = [(slots, type(slots[0].get())) for slots in others.values()]
         self._kinds = [(n, type(values[n])) for n in self._numbers if kinds and inputs[n].slot is not None]
         self._members = [
-            (slot.container, numbers[id(value)]) for slot, value in _in_sets(state) if id(value) in numbers
+            (slot.container, numbers[id(value)])
+            for slot, value in values_of_slots
+            if type(slot.source.container) is SetItems and id(value) in numbers
         ]
         self._keyed = list(state.keyed_by_tensor)
-        self._expected = self._identities(values)
+        self._expected = self._identities(values) if self._others or self._keyed else _Identities([], [])
 
     def failure(self, call: CallInputs) -> InputMismatchError | None:
         return self._input_failure(call) or self._other_failure(call.values, bool(call.examples))
@@ -143,13 +148,3 @@ def _logs(metadata: ProgramMetadata, state: StateWalk) -> set[int]:
     """The identities of the lists to which a program only appends, without reading their items."""
     effects = (effect for effect in metadata.side_effects if effect.state == 0 and effect.adds)
     return {id(effect.container_in([state])) for effect in effects}
-
-
-def _held(slots: Sequence[Slot]) -> Iterator[tuple[Slot, Any]]:
-    """The slots that are not in sets, with their values."""
-    yield from ((slot, slot.get()) for slot in slots if not isinstance(slot.container, SetItems))
-
-
-def _in_sets(state: StateWalk) -> Iterator[tuple[Slot, Any]]:
-    """The slots that are in sets, with their values."""
-    yield from ((slot, slot.get()) for slot in state.tensors if isinstance(slot.container, SetItems))

@@ -11,6 +11,7 @@ its name, or passed to ``map``; torch's own functions and Python's are left as t
 from __future__ import annotations
 
 import dis
+import functools
 import math
 import sys
 import types
@@ -66,13 +67,21 @@ def _number_of(value: Any) -> Any:
 
 def convert(functions: Iterable[Any]) -> list[tuple[Any, types.CodeType]]:
     """Functions, each with code that does the same, but converts by the functions of this module."""
-    own = (function for name in _OF_TORCH if name in sys.modules for function in functions_of(sys.modules[name]))
+    own = [function for name in _OF_TORCH if name in sys.modules for function in _converting_in(name)]
     converted = list[tuple[Any, types.CodeType]]()
     for function in (*functions, *own):
         code = function.__code__
         made = _converted(code, frozenset(CONVERSIONS.keys() - function.__globals__.keys()))
         converted += [] if made is code else [(function, made)]
     return converted
+
+
+@functools.cache
+def _converting_in(module: str) -> list[types.FunctionType]:
+    """The functions of a module that convert."""
+    functions = list(functions_of(sys.modules[module]))
+    names = frozenset(CONVERSIONS)
+    return [function for function in functions if _converted(function.__code__, names) is not function.__code__]
 
 
 def functions_of(module: Any) -> Iterator[types.FunctionType]:
