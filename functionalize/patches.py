@@ -16,7 +16,7 @@ import threading
 import types
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from functionalize.uninterrupted import uninterrupted
 
@@ -62,7 +62,7 @@ class Patches:
 
     def __enter__(self) -> Patches:
         self._thread = threading.get_ident()
-        self._install()
+        self._install(self._rows)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -73,8 +73,7 @@ class Patches:
         later, self._later = self._later, tuple
         rows = list(later())
         self._rows += rows
-        for row in rows:
-            self._install_row(row)
+        self._install(rows)
 
     @contextlib.contextmanager
     def suspended(self) -> Iterator[None]:
@@ -86,34 +85,40 @@ class Patches:
         try:
             yield
         finally:
-            self._install()
+            self._install(self._rows)
 
-    def _install(self) -> None:
+    def _install(self, rows: Iterable[Patch]) -> None:
         try:
-            for row in self._rows:
-                self._install_row(row)
+            with _LOCK:
+                for row in rows:
+                    key = id(row.owner), row.name
+                    place = _PLACES.get(key)
+                    if place is None:
+                        place = _PLACES[key] = _Place(row.owner, row.name)
+                    elif not place.replacements:
+                        place.begin()
+                    thread = None if row.shared else self._thread
+                    self._installed.append((place, thread))
+                    place.install(self, thread, row.make)
         except BaseException:
             uninterrupted(self._take_back)
             raise
 
-    def _install_row(self, row: Patch) -> None:
-        thread = None if row.shared else self._thread
-        with _LOCK:
-            key = id(row.owner), row.name
-            place = _PLACES.get(key)
-            if place is None:
-                place = _PLACES[key] = _Place(row.owner, row.name)
-            self._installed.append((place, thread))
-            place.install(self, thread, row.make(place.value(thread)))
-
     def _take_back(self) -> None:
-        while self._installed:
-            place, thread = self._installed[-1]
-            with _LOCK:
+        with _LOCK:
+            while self._installed:
+                place, thread = self._installed[-1]
                 place.take_back(self, thread)
-                if not place.replacements:
+                if not (place.replacements or type(place.owner) is types.ModuleType):
                     _PLACES.pop((id(place.owner), place.name), None)
-            self._installed.pop()
+                self._installed.pop()
+
+
+class _Replacement(NamedTuple):
+    """A value in the place of another one, and whose it is."""
+
+    user: Patches
+    value: Any
 
 
 class _Place:
@@ -121,41 +126,51 @@ class _Place:
 
     def __init__(self, owner: Any, name: str) -> None:
         self.owner, self.name = owner, name
-        self.own = _read(owner, name)  # ABSENT also where a class inherits it
-        self.original = _inherited(owner, name) if isinstance(owner, type) else self.own
-        self.replacements: dict[int | None, tuple[Any, ...]] = {}  # by thread, the innermost last
-        self._users: dict[int | None, tuple[Patches, ...]] = {}
+        self.replacements: dict[int | None, tuple[_Replacement, ...]] = {}  # by thread, the innermost last
+        self._dispatcher: Any = None  # of functions of modules: made once, and again for another function
+        self._dispatches = False
+        self.own = self.original = None
+        self.begin()
+
+    def begin(self) -> None:
+        """Read the name's own value, which is not replaced."""
+        own = _read(self.owner, self.name)  # ABSENT also where a class inherits it
+        if own is not self.own:
+            self._dispatcher = None
+        self.own = own
+        self.original = _inherited(self.owner, self.name) if isinstance(self.owner, type) else own
         self._dispatches = False
 
     def value(self, thread: int | None) -> Any:
         """The value that a thread sees."""
         replacements = self.replacements.get(thread)
-        return self.original if replacements is None else replacements[-1]
+        return self.original if replacements is None else replacements[-1].value
 
-    def install(self, user: Patches, thread: int | None, replacement: Any) -> None:
-        self._users[thread] = (*self._users.get(thread, ()), user)
-        self.replacements[thread] = (*self.replacements.get(thread, ()), replacement)
+    def install(self, user: Patches, thread: int | None, make: Callable[[Any], Any]) -> None:
+        before = self.replacements.get(thread, ())
+        value = make(before[-1].value if before else self.original)
+        self.replacements[thread] = (*before, _Replacement(user, value))
         if thread is None:
-            _write(self.owner, self.name, replacement)
+            _write(self.owner, self.name, value)
         elif not self._dispatches:
             self._dispatches = True
-            _write(self.owner, self.name, self._dispatching())
+            if self._dispatcher is None:
+                self._dispatcher = self._dispatching()
+            _write(self.owner, self.name, self._dispatcher)
 
     def take_back(self, user: Patches, thread: int | None) -> None:
-        users, replacements = self._users.get(thread, ()), self.replacements.get(thread, ())
-        if user not in users:
+        before = self.replacements.get(thread, ())
+        kept = tuple([replacement for replacement in before if replacement.user is not user])
+        if len(kept) == len(before):
             return
-        kept = [number for number in range(len(users)) if users[number] is not user]
         if kept:
-            self._users[thread] = tuple(users[number] for number in kept)
-            self.replacements[thread] = tuple(replacements[number] for number in kept)
+            self.replacements[thread] = kept
             if thread is None:
-                _write(self.owner, self.name, self.replacements[thread][-1])
+                _write(self.owner, self.name, kept[-1].value)
             return
         if len(self.replacements) == 1:
             _write(self.owner, self.name, self.own)
-        self.replacements.pop(thread, None)
-        self._users.pop(thread, None)
+        del self.replacements[thread]
 
     def _dispatching(self) -> Any:
         """The object to install: it uses the value that the calling thread sees."""
@@ -201,7 +216,9 @@ def _inherited(owner: type, name: str) -> Any:
 
 
 def _write(owner: Any, name: str, value: Any) -> None:
-    if isinstance(owner, type) and name == "__class__":
+    if type(owner) is types.ModuleType and value is not ABSENT:  # most are
+        setattr(owner, name, value)
+    elif isinstance(owner, type) and name == "__class__":
         # An assignment would give the class itself another class. Setting `__doc__` makes Python see the change.
         _write(gc.get_referents(vars(owner))[0], name, value)
         owner.__doc__ = owner.__doc__
