@@ -10,6 +10,7 @@ import ctypes
 import functools
 import itertools
 import sys
+import types
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import attrgetter
@@ -39,6 +40,8 @@ is_zero_tensor = torch.Tensor._is_zerotensor  # whether a tensor is zeros withou
 parameters_of: Callable[[torch.nn.Module], dict[str, torch.nn.Parameter | None]] = attrgetter("_parameters")
 buffers_of: Callable[[torch.nn.Module], dict[str, torch.Tensor | None]] = attrgetter("_buffers")
 modules_of: Callable[[torch.nn.Module], dict[str, Any]] = attrgetter("_modules")
+containers_of_module: Callable[[torch.nn.Module], tuple[dict[str, Any], ...]]  # these three at once
+containers_of_module = attrgetter("_parameters", "_buffers", "_modules")
 
 _STRIDED = torch.strided  # read for each tensor: an attribute of `torch` costs as much as the rest of the check
 
@@ -51,12 +54,17 @@ def hooks_behind(handle: RemovableHandle) -> list[dict[int, Any]]:
 
 def hooks_of_all() -> dict[str, dict[int, Any]]:
     """The hooks that run for all modules and all optimizers, by the names of the dicts that hold them."""
-    return {
-        f"{place.__name__}.{name}": hooks
+    return {f"{place.__name__}.{name}": vars(place)[name] for place, name in _places_of_hooks_of_all()}
+
+
+@functools.cache
+def _places_of_hooks_of_all() -> list[tuple[types.ModuleType, str]]:
+    return [
+        (place, name)
         for place in _HOLD_HOOKS_OF_ALL
         for name, hooks in vars(place).items()
         if name.startswith("_global_") and name.endswith("_hooks") and isinstance(hooks, dict)
-    }
+    ]
 
 
 def is_persistent(module: torch.nn.Module, name: str) -> bool:

@@ -125,7 +125,7 @@ class CaptureSession(RecordingSession):
     @property
     def _held(self) -> list[Any]:
         """The values in state and arguments that are not tensors, plain values or containers."""
-        slots = (*self._inputs.state.constants, *self._inputs.arguments.constants)
+        slots = (*self._inputs.state.others, *self._inputs.arguments.others)
         return [value for value in (of_proxy(slot.get()) for slot in slots) if type(value) not in PLAIN]
 
     @property

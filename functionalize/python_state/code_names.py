@@ -12,13 +12,13 @@ import inspect
 import itertools
 import sys
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dis import opmap
 from typing import Any, NamedTuple
 
 from functionalize.call_stack import is_of_program
 from functionalize.python_state.containers import ABSENT, BoundBy, SlotsOf, Variable, cell_content
-from functionalize.python_state.ownership import is_of_python, is_own
+from functionalize.python_state.ownership import is_of_python, is_own, root_of
 from functionalize.python_state.traversal_rules import PLAIN
 from functionalize.python_state.walk import is_module
 
@@ -33,100 +33,108 @@ _LOADS_BY_NAME = {
 }  # the second since 3.12
 FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial, type(functools.lru_cache(lambda: None)))
 METHODS_IN_C = (types.BuiltinFunctionType, types.MethodWrapperType)  # functions too: they are bound to a module
+_NO_MODULES = PLAIN | {type, types.FunctionType, types.BuiltinFunctionType}  # the classes of most values
 Named = tuple[str, Any, Any]  # a variable: its name, and its container and key
 
 
-def variables(func: Any) -> Iterator[Named]:
-    """The variables that a function reaches: arguments bound by ``partial``, ``self``, defaults, closures, globals."""
-    for layer in _behind(func):
+def callables_behind(func: Any) -> list[Any]:
+    """A callable, then in turn the callables that it wraps: by ``partial``, as a method, by a decorator."""
+    if type(func) is types.FunctionType and not func.__dict__:  # most are
+        return [func]
+    behind = dict[int, Any]()
+    while callable(func) and id(func) not in behind:
+        behind[id(func)] = func
+        if isinstance(func, functools.partial):
+            func = func.func
+        else:
+            func = getattr(func, "__func__", None) or getattr(func, "__wrapped__", None)
+    return list(behind.values())
+
+
+def functions_among(layers: Iterable[Any]) -> list[Any]:
+    """Of a callable's layers, the function behind decorators, and the wrappers of the user's own decorators."""
+    return [
+        layer
+        for layer in layers
+        if isinstance(layer, types.FunctionType)
+        if "__wrapped__" not in layer.__dict__ or is_of_program(layer.__code__)
+    ]
+
+
+def bound_by_name(layers: Iterable[Any]) -> list[dict[str, Any]]:
+    """The dicts of arguments that ``functools.partial`` binds by name; a program may change them."""
+    return [layer.keywords for layer in layers if isinstance(layer, functools.partial)]
+
+
+def variables(layers: Sequence[Any]) -> Iterator[Named]:
+    """The variables that a callable reaches: arguments bound by ``partial``, ``self``, defaults, closures, globals.
+
+    ``layers``: the callable, and those behind it.
+    """
+    for layer in layers:
+        if type(layer) is types.FunctionType:
+            continue
         if isinstance(layer, functools.partial):
             yield "args", BoundBy(layer), "args"
             yield from ((name, layer.keywords, name) for name in layer.keywords)
         elif inspect.ismethod(layer):
             yield "self", {"self": layer.__self__}, "self"
-        elif not (inspect.isfunction(layer) or (layer is func and is_module(layer))):
+        elif not (layer is layers[0] and is_module(layer)):
             yield "self", {"self": layer}, "self"
-            yield from _of_layers(inspect.getattr_static(type(layer), "__call__", None))
-    yield from _of_layers(func)
+            called = inspect.getattr_static(type(layer), "__call__", None)
+            yield from _of_functions(functions_among(callables_behind(called)))
+    yield from _of_functions(functions_among(layers))
 
 
-def _behind(func: Any) -> Iterator[Any]:
-    """A callable, then in turn the callables that it wraps: by ``partial``, as a method, by a decorator."""
-    seen = set[int]()
-    while callable(func) and id(func) not in seen:
-        seen.add(id(func))
-        yield func
-        if isinstance(func, functools.partial):
-            func = func.func
-        else:
-            func = getattr(func, "__func__", None) or getattr(func, "__wrapped__", None)
+def _of_functions(functions: Iterable[Any]) -> Iterator[Named]:
+    for function in functions:
+        if not (function.__module__ and root_of(function.__module__) == "torch"):
+            yield from [*_defaults(function), *_named(function)]
 
 
-def bound_by_name(func: Any) -> list[dict[str, Any]]:
-    """The dicts of arguments that ``functools.partial`` binds by name; a program may change them."""
-    return [layer.keywords for layer in _behind(func) if isinstance(layer, functools.partial)]
-
-
-def layers(func: Any) -> Iterator[Any]:
-    """The function behind decorators, and the wrappers of the user's own decorators."""
-    for layer in _behind(func):
-        if inspect.isfunction(layer) and (not hasattr(layer, "__wrapped__") or is_of_program(layer.__code__)):
-            yield layer
-
-
-def _of_layers(func: Any) -> Iterator[Named]:
-    for function in layers(func):
-        if not (function.__module__ and function.__module__.split(".")[0] == "torch"):
-            yield from _defaults(function)
-            yield from _named(function)
-
-
-def _named(func: Any) -> Iterator[Named]:
+def _named(func: Any) -> list[Named]:
     """A function's closure variables, its globals, and variables of modules that it names."""
-    for name, cell in zip(func.__code__.co_freevars, func.__closure__ or (), strict=False):
-        yield name, Variable(cell, None), 0
-    read_names, loaded, stored, _ = names_in(func.__code__)
-    if is_of_python(func.__code__.co_filename):
-        return  # what the standard library keeps, such as compiled patterns, is not state of the program
-    for name in loaded:
-        if name not in stored and name in func.__globals__:
-            yield name, func.__globals__, name
-    for name in stored:
-        yield name, Variable(func.__globals__, name), 0
+    code, space = func.__code__, func.__globals__
+    closed = dict(zip(code.co_freevars, func.__closure__ or (), strict=False))
+    named: list[Named] = [(name, Variable(cell, None), 0) for name, cell in closed.items()]
+    if is_of_python(code.co_filename):
+        return named  # what the standard library keeps, such as compiled patterns, is not state of the program
+    names = names_in(code)
+    named += [(name, space, name) for name in names.loaded if name in space and name not in names.stored]
+    named += [(name, Variable(space, name), 0) for name in names.stored]
+    values = [(name, cell_content(cell)) for name, cell in closed.items()]
+    loaded = sys.modules  # a name may be that of a module which the function imports
+    values += [
+        (name, space[name] if name in space else loaded[name]) for name in names.all if name in space or name in loaded
+    ]
     seen = set[str]()
-    for name, module in _modules_of(func, read_names):
-        yield from variables_of_module(module, name, read_names, seen)
+    for name, value in values:
+        if type(value) not in _NO_MODULES:
+            named += variables_of_module(value, name, names.all, seen)
+    return named
 
 
-def _modules_of(func: Any, names: list[str]) -> Iterator[tuple[str, Any]]:
-    """Values that may be modules, by the names that a function has for them; modules that it imports too."""
-    for name, cell in zip(func.__code__.co_freevars, func.__closure__ or (), strict=False):
-        yield name, cell_content(cell)
-    for name in names:
-        yield name, func.__globals__.get(name, sys.modules.get(name))
-
-
-def variables_of_module(value: Any, path: str, names: list[str], seen: set[str]) -> Iterator[Named]:
+def variables_of_module(value: Any, path: str, names: Sequence[str], seen: set[str]) -> list[Named]:
     """The variables of a module that a function may reach by its names, if the module is the program's own."""
     if not issubclass(type(value), types.ModuleType) or value.__name__ in seen or not is_own(value.__name__):
-        return
+        return []
     seen.add(value.__name__)
-    content = vars(value)
+    content, named = vars(value), list[Named]()
     for name in names:
         member = content.get(name, ABSENT)
         if member is not ABSENT and not name.startswith("__"):
-            yield f"{path}.{name}", Variable(content, name), 0
+            named.append((f"{path}.{name}", Variable(content, name), 0))
         if issubclass(type(member), types.ModuleType):
-            yield from variables_of_module(member, f"{path}.{name}", names, seen)
+            named += variables_of_module(member, f"{path}.{name}", names, seen)
+    return named
 
 
-def _defaults(func: Any) -> Iterator[Named]:
+def _defaults(func: Any) -> list[Named]:
     """Defaults that are not plain: each call gets the same object."""
-    if not PLAIN.issuperset(map(type, func.__defaults__ or ())):
-        yield "defaults", SlotsOf(func, ("__defaults__",)), "__defaults__"
-    for name, value in (func.__kwdefaults__ or {}).items():
-        if type(value) not in PLAIN:
-            yield name, func.__kwdefaults__, name
+    defaults, by_name = func.__defaults__, func.__kwdefaults__ or {}
+    plain = defaults is None or PLAIN.issuperset(map(type, defaults))
+    named: list[Named] = [] if plain else [("defaults", SlotsOf(func, ("__defaults__",)), "__defaults__")]
+    return named + [(name, by_name, name) for name in by_name if type(by_name[name]) not in PLAIN]
 
 
 class Names(NamedTuple):

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from functionalize._torch import buffers_of, modules_of, parameters_of
+from functionalize._torch import containers_of_module
 from functionalize._torch.tensors import SYMBOLS
 from functionalize.python_state.containers import (
     MAPPINGS,
@@ -104,7 +104,7 @@ class Items(NamedTuple):
 class Decomposition:
     """How the objects of one class are decomposed."""
 
-    entries: Callable[[Any], Iterator[Entries]]  # of values that can be replaced
+    entries: Callable[[Any], Iterable[Entries]]  # of values that can be replaced
     items: Callable[[Any], Items]  # what is compared
     parts: Callable[[Any], Parts | None]  # to make another object; None if that is impossible
     comparison: Comparison
@@ -115,7 +115,7 @@ def decomposition_of(cls: type) -> Decomposition:
     """The decomposition of a class, which is computed once."""
     slots = slots_of(cls)
     if issubclass(cls, torch.nn.Module):
-        entries: Callable[[Any], Iterator[Entries]] = _entries_of_module
+        entries: Callable[[Any], Iterable[Entries]] = _entries_of_module
     elif issubclass(cls, type):
         entries = _entries_of_class
     elif issubclass(cls, contextvars.ContextVar):
@@ -126,7 +126,7 @@ def decomposition_of(cls: type) -> Decomposition:
     return Decomposition(entries, items or _named_items(slots), _parts(cls), _comparison(cls, slots))
 
 
-def entries_of(value: Any) -> Iterator[Entries]:
+def entries_of(value: Any) -> Iterable[Entries]:
     """The containers of an object's values, each with the keys of the entries that a walk enters."""
     return decomposition_of(type(value)).entries(value)
 
@@ -205,19 +205,17 @@ def _entries_of_variable(value: Any) -> Iterator[Entries]:
     yield held, list(range(len(held)))
 
 
-def _entries_of_module(value: Any) -> Iterator[Entries]:
+def _entries_of_module(value: Any) -> list[Entries]:
     """Parameters, buffers and modules; hooks; and the module's own attributes that may reach tensors."""
-    for tensors in (parameters_of(value), buffers_of(value)):
-        yield tensors, list(tensors)
-    modules = modules_of(value)
-    yield modules, [name for name, module in modules.items() if module is not None]
-    content = value.__dict__
-    for name in HOOKS_OF_MODULES:
-        if hooks := content[name]:
-            yield hooks, list(hooks)
-    yield SetItems(content[_NOT_SAVED]), []
-    own = [name for name, item in content.items() if name not in ATTRIBUTES_OF_MODULES and type(item) not in PLAIN]
-    yield content, own
+    content, (parameters, buffers, modules) = value.__dict__, containers_of_module(value)
+    return [
+        (parameters, [*parameters]),
+        (buffers, [*buffers]),
+        (modules, [name for name, module in modules.items() if module is not None] if modules else []),
+        *((hooks, [*hooks]) for hooks in [content[name] for name in HOOKS_OF_MODULES] if hooks),
+        (SetItems(content[_NOT_SAVED]), []),
+        (content, [n for n, item in content.items() if n not in ATTRIBUTES_OF_MODULES and type(item) not in PLAIN]),
+    ]
 
 
 # What classes written in Python add

@@ -9,11 +9,12 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Iterable
+from operator import attrgetter
 from typing import Any
 
 import torch
 
-from functionalize.python_state.code_names import layers
+from functionalize.python_state.code_names import callables_behind, functions_among
 from functionalize.python_state.ownership import is_installed, root_of
 
 _NOT_OWN = ("torch", "builtins")
@@ -53,9 +54,10 @@ class Methods:
             methods += ((name, entry) for _, entry in entries)
             for owner, entry in entries:
                 self._guard(owner, name, entry)
-            if self._is_module:
-                functions = (function for _, entry in entries for function in functions_in(entry))
-                codes = (layer.__code__ for function in functions for layer in layers(function))
+            if self._is_module and self._entries:
+                functions = [function for _, entry in entries for function in functions_in(entry)]
+                layers = [layer for function in functions for layer in functions_among(callables_behind(function))]
+                codes = [layer.__code__ for layer in layers]
                 todo += [other for code in codes for other in code.co_names if other in self._entries]
         return methods
 
@@ -87,7 +89,7 @@ def _guarded(cls: type, name: str, method: Any) -> str:
     if isinstance(method, classmethod):
         name, method = f"{name}.__func__", method.__func__
     try:
-        current = functools.reduce(getattr, name.split("."), cls)
+        current = attrgetter(name)(cls)
     except AttributeError:
         return ""
     return name if current is (method.__func__ if isinstance(method, staticmethod) else method) else ""

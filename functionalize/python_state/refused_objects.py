@@ -15,6 +15,7 @@ from torch.nn.parameter import is_lazy
 
 from functionalize._torch import PLAIN_TYPES
 from functionalize.errors import UnsupportedProgramError
+from functionalize.python_state.ownership import root_of
 from functionalize.python_state.traversal_rules import key_behind
 from functionalize.refusals.python_objects import WEAK_KEYS_CHANGED
 from functionalize.refusals.refusal import Refusal
@@ -37,17 +38,27 @@ _MODULES: Mapping[str, Refusal[UnsupportedProgramError]] = {
 }
 
 
+def _refused_base(cls: type) -> type | None:
+    """The first class in ``_MODULES`` that a class of modules is based on."""
+    of_torch = (base for base in cls.__mro__ if root_of(base.__module__) == "torch")
+    return next((base for base in of_torch if base.__qualname__ in _MODULES), None)
+
+
+def is_refused(cls: type) -> bool:
+    """Whether modules of a class cannot be captured."""
+    return _refused_base(cls) is not None
+
+
 def refuse_module(module: torch.nn.Module, path: str) -> None:
-    """Raise if a module is of a class that cannot be captured.
+    """Raise as a module is of a class that cannot be captured.
 
     Raises:
         UnsupportedProgramError: the module is of a class in ``_MODULES``.
     """
-    for cls in type(module).__mro__:
-        row = _MODULES.get(cls.__qualname__)
-        if row is not None and cls.__module__.partition(".")[0] == "torch":
-            what = f"the module `{path}`" if path else "the module that is captured"
-            raise row.error(module=what, kind=cls.__name__)
+    base = _refused_base(type(module))
+    if base is not None:
+        what = f"the module `{path}`" if path else "the module that is captured"
+        raise _MODULES[base.__qualname__].error(module=what, kind=base.__name__)
 
 
 def refuse_weak_keys(keys: Iterable[Any], path: str) -> None:

@@ -26,7 +26,7 @@ from functionalize.python_state.containers import (
     per_class,
 )
 from functionalize.python_state.decompose import entries_of
-from functionalize.python_state.refused_objects import refuse_module
+from functionalize.python_state.refused_objects import is_refused, refuse_module
 from functionalize.python_state.slots import ContainerSource, ObjectSource, Slot
 from functionalize.python_state.traversal_rules import PLAIN, behind, has_attributes, is_entered, key_behind
 
@@ -43,21 +43,43 @@ class _Role(enum.Enum):
     """How a walk treats values of a class."""
 
     TENSOR = enum.auto()
-    PLAIN = enum.auto()  # a leaf that leads to no other object
     CONSTANT = enum.auto()  # a leaf that may refer to an object, or have attributes
     TUPLE = enum.auto()
     OBJECT = enum.auto()  # entered
 
+    @classmethod
+    def of(cls, kind: type) -> _Role:
+        """The role of values of a class, which is not one of ``LEAF_TYPES``."""
+        if issubclass(kind, torch.Tensor):
+            return cls.TENSOR
+        if issubclass(kind, tuple):
+            return cls.TUPLE
+        return cls.OBJECT if is_entered(kind) else cls.CONSTANT
+
+
+@dataclass(frozen=True, eq=False)
+class _Treatment:
+    """What the class of a value alone decides."""
+
+    role: _Role
+    has_attributes: bool
+    is_module: bool
+    is_refused: bool
+    is_holder: bool
+    is_fixed: bool
+
 
 @per_class
-def _role_of(cls: type) -> _Role:
-    if issubclass(cls, torch.Tensor):
-        return _Role.TENSOR
-    if cls in LEAF_TYPES:
-        return _Role.PLAIN
-    if issubclass(cls, tuple):
-        return _Role.TUPLE
-    return _Role.OBJECT if is_entered(cls) else _Role.CONSTANT
+def _treatment_of(cls: type) -> _Treatment:
+    module = issubclass(cls, torch.nn.Module)
+    return _Treatment(
+        role=_Role.of(cls),
+        has_attributes=has_attributes(cls),
+        is_module=module,
+        is_refused=module and is_refused(cls),
+        is_holder=issubclass(cls, _HOLDERS),
+        is_fixed=issubclass(cls, _FIXED),
+    )
 
 
 @dataclass
@@ -66,6 +88,7 @@ class StateWalk:
 
     tensors: list[Slot] = field(default_factory=list)
     constants: list[Slot] = field(default_factory=list)  # values that are neither tensors nor entered
+    others: list[Slot] = field(default_factory=list)  # constants that are not plain values
     leaves: list[Slot] = field(default_factory=list)  # tensors and constants
     entered: dict[Slot, ObjectSource] = field(default_factory=dict)  # of objects that were entered, without tuples
     tuples: list[Slot] = field(default_factory=list)  # of tuples that are not in a tuple
@@ -110,7 +133,7 @@ class StateWalk:
     def open(self, value: Any, path: str) -> None:
         """Enter an object that is in no container."""
         if id(value) not in self._numbers:
-            self._open_object(value, type(value), path)
+            self._open_object(value, _treatment_of(type(value)), path)
 
     def watch(self, container: Container, path: str) -> None:
         """Record a container, whose content is compared after the run."""
@@ -120,37 +143,49 @@ class StateWalk:
 
     def _enter(self, value: Any, slot: Slot) -> None:
         cls = type(value)
-        role = _role_of(cls)
+        if cls in TENSOR_TYPES:
+            self._add_leaf(torch.Tensor, self.tensors, slot)
+            return
+        if cls in LEAF_TYPES:
+            self._add_leaf(cls, self.constants, slot)
+            if cls not in PLAIN:
+                self.others.append(slot)
+            return
+        treatment = _treatment_of(cls)
+        role = treatment.role
         if role is _Role.TENSOR:
-            self.shape.append(torch.Tensor)
-            self.tensors.append(slot)
-            self.leaves.append(slot)
-        elif role is _Role.PLAIN or role is _Role.CONSTANT:
-            self.shape.append(cls)
-            self.constants.append(slot)
-            self.leaves.append(slot)
-            if role is _Role.CONSTANT:
-                self._follow_constant(value, slot)
+            self._add_leaf(torch.Tensor, self.tensors, slot)
+        elif role is _Role.CONSTANT:
+            self._add_leaf(cls, self.constants, slot)
+            self.others.append(slot)
+            self._follow_constant(value, slot, treatment)
         elif role is _Role.TUPLE:
-            self.shape.append((cls, len(value)))
-            if has_attributes(cls):
-                self.open_attributes(value, slot.path, slot)
-            if not slot.steps:
-                self.tuples.append(slot)
-            for index, item in enumerate(value):
-                at = (*slot.steps, index)
-                path = joined(slot.path, index)
-                self._enter(item, Slot(slot.source, slot.key, path, at, self._holders > 0))
+            self._enter_items(value, slot, treatment)
         else:
             number = self._numbers.get(id(value))
             if number is None:
-                self._open_object(value, cls, slot.path, slot)
+                self._open_object(value, treatment, slot.path, slot)
             else:
                 self.entered[slot] = self.objects[number]
                 self.objects[number].slots.append(slot)
                 self.shape.append(number)
 
-    def _follow_constant(self, value: Any, slot: Slot) -> None:
+    def _enter_items(self, value: tuple[Any, ...], slot: Slot, treatment: _Treatment) -> None:
+        self.shape.append((type(value), len(value)))
+        if treatment.has_attributes:
+            self.open_attributes(value, slot.path, slot)
+        if not slot.steps:
+            self.tuples.append(slot)
+        for index, item in enumerate(value):
+            path = joined(slot.path, index)
+            self._enter(item, Slot(slot.source, slot.key, path, (*slot.steps, index), self._holders > 0))
+
+    def _add_leaf(self, kind: type, slots: list[Slot], slot: Slot) -> None:
+        self.shape.append(kind)
+        slots.append(slot)
+        self.leaves.append(slot)
+
+    def _follow_constant(self, value: Any, slot: Slot, treatment: _Treatment) -> None:
         """Enter the object to which a value refers, and the attributes of the value."""
         shown = behind(value)
         if isinstance(shown, torch.Tensor):
@@ -160,47 +195,44 @@ class StateWalk:
                     slot.source.owner.is_fixed = True
         elif shown is not None and is_entered(type(shown)):
             self.open(shown, f"{slot.path}()")
-        if has_attributes(type(value)):
+        if treatment.has_attributes:
             self.open_attributes(value, slot.path, slot)
 
     def open_attributes(self, value: Any, path: str, slot: Slot | None = None) -> None:
         """Enter only the attributes of a value. ``slot``: the slot that holds the value; None if it is fixed."""
         attributes = vars(value)
         if id(attributes) not in self.containers:
-            owner = self._source(value, slot)
+            owner = ObjectSource(value, [] if slot is None else [slot], is_fixed=isinstance(value, _FIXED))
+            self.sources.append(owner)
             source = ContainerSource(attributes, path, owner)
             owner.containers.append(source)
             self.containers[id(attributes)] = source
             self._open(value, source, [*attributes], path)
 
-    def _source(self, value: Any, slot: Slot | None) -> ObjectSource:
-        source = ObjectSource(value, [] if slot is None else [slot], is_fixed=isinstance(value, _FIXED))
-        self.sources.append(source)
-        return source
-
-    def _open_object(self, value: Any, cls: type, path: str, slot: Slot | None = None) -> None:
-        self._numbers[id(value)] = len(self.objects)
-        owner = self._source(value, slot)
+    def _open_object(self, value: Any, treatment: _Treatment, path: str, slot: Slot | None = None) -> None:
+        identity, module = id(value), treatment.is_module
+        owner = ObjectSource(value, [] if slot is None else [slot], is_fixed=treatment.is_fixed)
+        self._numbers[identity] = len(self.objects)
         self.objects.append(owner)
+        self.sources.append(owner)
         if slot is not None:
             self.entered[slot] = owner
-        module = is_module(value)
-        if module:
+        if treatment.is_refused:
             refuse_module(value, path)
-            self.modules[id(value)] = path
-        holds = module or isinstance(value, torch.optim.Optimizer)
-        self._holders += holds
+        if module:
+            self.modules[identity] = path
+        self._holders += treatment.is_holder
         for container, keys in entries_of(value):
             source = ContainerSource(container, path, owner)
             owner.containers.append(source)
             self.containers[id(container)] = source
+            if not keys:
+                self.shape.append((type(value), ()))
+                continue
             if len(keys) > 1 and _is_ordered(value, container, module):
                 self.ordered[id(container)] = source
-            if keys:
-                self._open(value, source, keys, path)
-            else:
-                self.shape.append((cls, ()))
-        self._holders -= holds
+            self._open(value, source, keys, path)
+        self._holders -= treatment.is_holder
 
     def _open(self, value: Any, source: ContainerSource, keys: list[Any], path: str) -> None:
         container = source.container
@@ -209,11 +241,11 @@ class StateWalk:
         hashed = container if isinstance(container, SetItems) else keys
         if not named:
             self._enter_keys(source, hashed, path)
-        prefix = f"{path}." if path else ""
+        prefix, is_dict = f"{path}." if path else "", type(container) is dict
         for index, key in enumerate(keys):
             step = key if named or isinstance(key, (str, int)) else index
-            slot = Slot(source, key, f"{prefix}{step}", held=self._holders > 0)
-            self._enter(entry(container, key), slot)
+            slot = Slot(source, key, f"{prefix}{step}", (), self._holders > 0)
+            self._enter(container[key] if is_dict else entry(container, key), slot)
 
     def _enter_keys(self, source: ContainerSource, keys: Iterable[Any], path: str) -> None:
         """Enter objects that are keys, and record a dict or a set that is keyed by tensors."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 import enum
 import functools
 import types
-from collections.abc import Iterable, Iterator, Sequence
+import weakref
+from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import Any
 
 import torch
@@ -25,8 +26,9 @@ from functionalize.python_state.code_names import (
     Named,
     Names,
     bound_by_name,
+    callables_behind,
     catches,
-    layers,
+    functions_among,
     names_in,
     variables,
     variables_of_module,
@@ -40,6 +42,7 @@ from functionalize.python_state.walk import StateWalk, is_module
 from functionalize.runtime.calls.program import CapturedProgram
 from functionalize.runtime.guards.python_guards import PythonGuards, hooks_of
 
+_CODE = (*FUNCTIONS, *METHODS_IN_C, type)
 _DEPTH = 4  # how far functions that call functions are followed
 _BUILTINS = frozenset({"type", "id"})  # replaced in a program's functions while it is captured
 _ASKED = _BUILTINS | {"FakeTensor", "Parameter", "Buffer"}  # names by which functions distinguish tensors
@@ -84,19 +87,32 @@ class ProgramCode:
 
     def note(self, function: Any) -> Names:
         """Record a function that the program may run. Returns what its code does by names."""
-        self.all.add(function.__code__)
-        names = names_in(function.__code__)
+        code = function.__code__
+        self.all.add(code)
+        names = names_in(code)
         self.names.update(names.all)
-        for name in _BUILTINS.intersection(names.loaded) | (_ASKED - _BUILTINS).intersection(names.all):
+        for name in _asked_in(code):
             self.asking[name][id(function.__globals__)] = function.__globals__
-        calls = not CONVERSIONS.keys().isdisjoint(names.loaded)
-        writes = any(isinstance(constant, str) and "%" in constant for constant in function.__code__.co_consts)
-        if (calls or writes) and not is_of_torch_or_python(str(function.__module__)):
+        if _converts(code) and not is_of_torch_or_python(str(function.__module__)):
             self.converting[id(function)] = function
         if is_own(function.__module__ or ""):
-            self.catches = self.catches or catches(function.__code__)
+            self.catches = self.catches or catches(code)
             self.decisive[id(function), 0] = function.__qualname__, function, _OF_FUNCTIONS
         return names
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _asked_in(code: types.CodeType) -> Set[str]:
+    """The names in code by which it distinguishes tensors."""
+    names = names_in(code)
+    return _BUILTINS.intersection(names.loaded) | (_ASKED - _BUILTINS).intersection(names.all)
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _converts(code: types.CodeType) -> bool:
+    """Whether code may call `float` or `int`, or write numbers into a text."""
+    calls = not CONVERSIONS.keys().isdisjoint(names_in(code).loaded)
+    return calls or any(isinstance(constant, str) and "%" in constant for constant in code.co_consts)
 
 
 class Follower:
@@ -114,7 +130,7 @@ class Follower:
         self._named: set[type] = set()  # classes of which the program may make objects
         self._held: dict[str, Any] = {}  # modules of Python that objects hold, by path
         self._places: set[tuple[int, Any]] = set()
-        self._constants = self._seen = self._tensors = self._tuples = 0  # how many of the walk's are done
+        self._others = self._seen = self._tensors = self._tuples = 0  # how many of the walk's are done
         self._follow(func, _DEPTH)
         self.follow_found()
         if state.holds:
@@ -124,7 +140,7 @@ class Follower:
 
     def follow_arguments(self, arguments: StateWalk) -> None:
         """Follow the code in the program's arguments: functions among them, and methods of objects."""
-        for slot in arguments.constants:
+        for slot in arguments.others:
             self._follow_value(slot.get(), slot.path)
         for value in arguments.seen:
             self._follow_object(value)
@@ -149,11 +165,11 @@ class Follower:
     def _follow_objects(self) -> None:
         state = self._state
         self._open_hooks()
-        while self._constants < len(state.constants) or self._seen < len(state.objects) or self._named - self._kinds:
-            constants = [*state.constants[self._constants :], *state.tuples[self._tuples :]]
+        while self._others < len(state.others) or self._seen < len(state.objects) or self._named - self._kinds:
+            others = [*state.others[self._others :], *state.tuples[self._tuples :]]
             objects, self._tuples = state.objects[self._seen :], len(state.tuples)
-            self._constants, self._seen = len(state.constants), len(state.objects)
-            for slot in constants:
+            self._others, self._seen = len(state.others), len(state.objects)
+            for slot in others:
                 self._follow_value(slot.get(), slot.path)
             for cls in [*self._named]:
                 self._follow_class(cls)
@@ -163,11 +179,13 @@ class Follower:
 
     def _follow_object(self, value: Any) -> None:
         """Follow the methods of an object, and the hooks of a module."""
-        if not isinstance(value, type):
-            self._follow_class(type(value))
-        for hook in hooks_of(value) if is_module(value) else ():
-            self._follow(hook, _DEPTH)
-        if isinstance(value, RemovableHandle):
+        cls = type(value)
+        if cls not in self._kinds and not isinstance(value, type):
+            self._follow_class(cls)
+        if id(value) in self._state.modules or is_module(value):
+            for hook in hooks_of(value):
+                self._follow(hook, _DEPTH)
+        elif isinstance(value, RemovableHandle):
             for hooks in hooks_behind(value):
                 self._state.watch(hooks, "a hook's handle")
 
@@ -246,14 +264,15 @@ class Follower:
             if id(func) in self._followed:
                 return
             self._followed[id(func)] = func
-        functions = list(layers(func))
+        layers = callables_behind(func)
+        functions = functions_among(layers)
         names = list(map(self.code.note, functions))
         self._logs.meet_functions(functions)
         marks = any(code.gives_attributes for code in names)
         own = any(is_own(function.__module__) for function in functions)
-        for keywords in bound_by_name(func):
+        for keywords in bound_by_name(layers):
             self._state.watch(keywords, "keywords")
-        for variable in variables(func):
+        for variable in variables(layers):
             if own:
                 self._logs.meet_value(variable[0], of_proxy(read(*variable[1:])))
             self._follow_variable(variable, marks, depth)
@@ -261,9 +280,9 @@ class Follower:
     def _follow_variable(self, variable: Named, marks: bool, depth: int) -> None:
         """``marks``: whether code that names it gives attributes to objects."""
         name, container, key = variable
-        value = read(container, key)
-        self._walk(name, container, key, value)
-        value = of_proxy(value)
+        value = self._walk(name, container, key)
+        if not isinstance(value, _CODE):
+            return
         if isinstance(value, (types.FunctionType, functools.partial)) and (marks or value.__dict__):
             self._state.open(value, name)
         if isinstance(value, METHODS_IN_C):
@@ -287,17 +306,22 @@ class Follower:
         for path, value, names in self.code.decisive.values():
             yield path, ObjectSource(value), names
 
-    def _walk(self, name: str, container: Any, key: Any, value: Any) -> None:
-        if isinstance(of_proxy(value), type):
-            self._open_class(of_proxy(value))
-        self._logs.meet_variable(name, container, key)
-        where, place = place_of(container, key)
-        first = (id(where), place) not in self._places
-        self._places.add((id(where), place))
-        if isinstance(container, Variable):
+    def _walk(self, name: str, container: Any, key: Any) -> Any:
+        """Walk a variable. Returns its value, or the object behind that."""
+        value = read(container, key)
+        shown = of_proxy(value) if type(value) in weakref.ProxyTypes else value
+        if isinstance(shown, type):
+            self._open_class(shown)
+        where, variable = place_of(container, key)
+        place = id(where), variable
+        self._logs.meet_variable(name, place)
+        if type(container) is Variable:
             self._state.watch(container, name)
-        if first and value is not ABSENT:
-            self._state.walk(container, key, name)
+        if place not in self._places:
+            self._places.add(place)
+            if value is not ABSENT:
+                self._state.walk(container, key, name)
+        return shown
 
 
 def reached(func: Any) -> dict[str, Any]:

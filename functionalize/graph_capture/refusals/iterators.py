@@ -83,7 +83,7 @@ def iterators_kept(state: StateWalk, arguments: StateWalk) -> Iterator[None]:
         UnsupportedProgramError: it takes an item out of an iterator, even where it catches the error.
     """
     refused = list[Exception]()
-    places = [("attribute", slot) for slot in state.constants] + [("argument", slot) for slot in arguments.constants]
+    places = [("attribute", slot) for slot in state.others] + [("argument", slot) for slot in arguments.others]
     entries = list[tuple[Slot, Any, Any]]()  # the value before, a tuple perhaps, and now
     for place, slot in places:
         if is_iterator(slot.found()):

@@ -72,11 +72,10 @@ class Logs:
         """Record functions that the program may run."""
         self._globals.update((id(function.__globals__), function.__globals__) for function in functions)
 
-    def meet_variable(self, name: str, container: Any, key: Any) -> None:
-        """Record a variable, by its name in code."""
-        where, place = place_of(container, key)
+    def meet_variable(self, name: str, place: tuple[int, Any]) -> None:
+        """Record a variable, by its name in code; ``place``: the identity of its container, and the key."""
         if "." in name:
-            self._of_modules.add((id(where), place))
+            self._of_modules.add(place)
 
     def meet_value(self, name: str, value: Any) -> None:
         """Record the value that a program's own code has under a name."""

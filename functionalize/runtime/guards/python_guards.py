@@ -76,10 +76,10 @@ class _Same:
         return f"the same as `{self._other.path}`"
 
 
-def hooks_of(module: torch.nn.Module) -> Iterator[Any]:
+def hooks_of(module: torch.nn.Module) -> list[Any]:
     """The hooks that a module runs."""
-    for name in HOOKS_OF_MODULES:
-        yield from module.__dict__[name].values()
+    attributes = module.__dict__
+    return [hook for name in HOOKS_OF_MODULES if attributes[name] for hook in attributes[name].values()]
 
 
 def is_numbers(value: Any) -> bool:
