@@ -99,7 +99,8 @@ class CaptureSession(RecordingSession):
         self._fakes = fakes_of(tensors, self.factory, dims.keys(), with_symbols)
         self._sizes = AskedSizes(dims, self._fakes, self._label, strict=request.sizes.strict)
         for entry in inputs.inputs:
-            entry.fake = self._substitute(entry.value)
+            value = entry.value
+            entry.fake = self._like(value) if type(value) is MissingGradient else self._fakes.get(id(value))
         for entry in inputs.inputs:
             if entry.root is not None and entry.root.fake is not None:
                 entry.fake = self._fakes[id(entry.value)] = view_of(entry.root.fake, Layout.of(entry.value))
@@ -115,12 +116,10 @@ class CaptureSession(RecordingSession):
             )
             self.decider = Decider(self.recorder, self.regions, data, self._provenance.now, request.answers)
 
-    def _substitute(self, value: Any) -> Any:
-        """The fake tensor of a value; None for a value that is not a tensor."""
-        if not isinstance(value, MissingGradient):
-            return self._fakes.get(id(value))
+    def _like(self, missing: MissingGradient) -> Any:
+        """A fake tensor in the place of a gradient that a tensor does not have."""
         with below_dispatch():
-            return self.factory.like_real(value.of)
+            return self.factory.like_real(missing.of)
 
     @property
     def _held(self) -> list[Any]:
@@ -293,6 +292,8 @@ class CaptureSession(RecordingSession):
 
     def _check_substitutes(self, cause: Exception | None = None) -> None:
         """Raise where the program asked an input something that its fake tensor answers differently."""
+        if not any(question in self._asked for question in UNANSWERABLE):
+            return
         for entry in self._inputs.inputs:
             if not isinstance(entry.value, torch.Tensor) or entry.fake is None:
                 continue

@@ -235,7 +235,7 @@ class CodeOf(SlotsOf):
     __slots__ = ("_read_all",)
 
     def __init__(self, owner: Any, names: Sequence[str]) -> None:
-        super().__init__(owner, names)
+        self.owner, self.names = owner, tuple(names)
         self._read_all = attrgetter(*names) if len(names) > 1 else attrgetter(names[0], names[0])  # gives a tuple
 
     def __getitem__(self, key: str) -> Any:

@@ -29,23 +29,23 @@ def fakes_of(
     ``dynamic``: the identities of those whose sizes may be symbols; ``convert`` makes their fakes, and those of tensors
     that share their storages.
     """
+    originals = {id(tensor): tensor for tensor in tensors}
     groups: dict[int, dict[int, torch.Tensor]] = defaultdict(dict)
-    for tensor in tensors:
-        groups[storage_key(tensor)][id(tensor)] = tensor
+    for key, tensor in originals.items():
+        groups[storage_key(tensor)][key] = tensor
     fakes: dict[int, torch.Tensor] = {}
     others: list[dict[int, torch.Tensor]] = []
     with below_dispatch(), torch.inference_mode(False):  # a fake made in inference mode is an inference tensor
         for group in groups.values():
-            if dynamic.isdisjoint(group) and all(map(_is_plain, group.values())):
+            if not (dynamic and dynamic & group.keys()) and all(map(_is_plain, group.values())):
                 for key, fake in _of_group(factory, group).items():
                     mark_as(fake, group[key])
                     fakes[key] = fake
             else:
                 others.append(group)
-    for group in groups.values():
-        for key, tensor in group.items():
-            if key in fakes and tensor.requires_grad and not tensor.is_leaf:
-                fakes[key] = fresh(fakes[key])
+    for key, tensor in originals.items():
+        if tensor.requires_grad and not tensor.is_leaf and key in fakes:
+            fakes[key] = fresh(fakes[key])
     for group in others:
         inference = any(tensor.is_inference() for tensor in group.values())
         with warnings.catch_warnings(), torch.inference_mode(inference and torch.is_inference_mode_enabled()):
@@ -54,9 +54,8 @@ def fakes_of(
                 fake = (convert if dynamic else factory.mode.from_tensor)(tensor)
                 # Autograd would pass a write to a view on to its base, past the operators that lead to the view.
                 fakes[key] = fresh(fake) if is_view(fake) and not fake.is_leaf else fake
-    originals = [tensor for group in groups.values() for tensor in group.values()]
-    counted = [tensor for tensor in originals if not tensor.is_inference()]
-    set_versions([fakes[id(tensor)] for tensor in counted], [tensor._version for tensor in counted])
+    versions = {key: tensor._version for key, tensor in originals.items() if not tensor.is_inference()}
+    set_versions([fakes[key] for key in versions], [*versions.values()])
     return fakes
 
 

@@ -204,7 +204,9 @@ class ProgramInputs:
                 by_tensor[id(tensor)] = made
             elif (first := by_tensor[id(tensor)].slot) is not None and first is not slot:
                 first.held = True  # an input in any case: whether both places hold one tensor may matter
-        yield from sorted(by_tensor.values(), key=lambda entry: list(_PREFIX).index(entry.kind))
+        found = [*by_tensor.values()]
+        for input_kind in _PREFIX:
+            yield from [entry for entry in found if entry.kind is input_kind]
 
     def _gradients(self, inputs: list[TracedInput], taken: set[str], suppose: bool) -> Iterator[TracedInput]:
         """The gradients that inputs have, or could have."""

@@ -39,7 +39,7 @@ class TensorAttributes:
     def __init__(self, inputs: Sequence[TracedInput]) -> None:
         self._inputs = [entry for entry in inputs if entry.fake is not None and entry.fake is not entry.value]
         self._of = {id(entry.fake): entry for entry in self._inputs if isinstance(entry.value, torch.Tensor)}
-        self._own = {id(entry): set(vars(entry.fake)) for entry in self._inputs}
+        self._own = [{*entry.fake.__dict__} for entry in self._inputs]
         self._asked = set[tuple[int, str]]()
         self.unused = set[int]()  # inputs, by the identities of their fakes, that the program has not used so far
 
@@ -72,9 +72,10 @@ class TensorAttributes:
 
     def _given(self) -> Iterator[tuple[TracedInput, str]]:
         """The inputs that the program gave attributes to, and the names of these."""
-        for entry in self._inputs:
-            names = vars(entry.fake).keys() - self._own[id(entry)]
-            yield from ((entry, name) for name in sorted(names) if not name.startswith("_"))
+        for entry, own in zip(self._inputs, self._own, strict=True):
+            names = {*entry.fake.__dict__} - own
+            if names:
+                yield from ((entry, name) for name in sorted(names) if not name.startswith("_"))
 
     def asked(self, inputs: Sequence[TracedInput]) -> set[tuple[int, str]]:
         """The attributes that the program read, with the numbers of the inputs."""

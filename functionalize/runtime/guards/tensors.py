@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -43,37 +42,28 @@ from functionalize.runtime.guards.guard import (
 )
 from functionalize.runtime.metadata import GraphInput
 
-
-def _class_of(tensor: torch.Tensor) -> type:
-    """The class of a tensor; `torch.Tensor` if a program could not distinguish it from a plain one."""
-    plain = type(tensor) in TENSOR_TYPES or isinstance(tensor, FakeTensor)
-    return torch.Tensor if plain else type(tensor)
-
-
-def _size(tensor: torch.Tensor) -> Any:
-    return "nested" if tensor.is_nested and tensor.layout is torch.strided else tuple(tensor.size())
-
-
-def _strides(tensor: torch.Tensor) -> Any:
-    return tensor.stride() if tensor.layout is torch.strided and not tensor.is_nested else None
-
-
 IDENTITY, HAS_GRADIENT = "identity", "has a gradient"  # a program asks for the first by ``id``
 REQUIRES_GRAD, STRIDES, INFERENCE = "requires_grad", "strides", "is an inference tensor"
-TENSOR_PROPERTIES: dict[str, Callable[[torch.Tensor], Any]] = {
-    "class": _class_of,
-    "layout": attrgetter("layout"),
-    "dtype": attrgetter("dtype"),
-    "device": attrgetter("device"),
-    "size": _size,
-    STRIDES: _strides,
-    "conjugate bit": torch.is_conj,
-    "negative bit": torch.is_neg,
-    INFERENCE: torch.Tensor.is_inference,
-}
-_READ = tuple(TENSOR_PROPERTIES.values())
-_SIZE = [*TENSOR_PROPERTIES].index("size")
-_STRIDES = [*TENSOR_PROPERTIES].index(STRIDES)
+TENSOR_PROPERTIES = (
+    *("class", "layout", "dtype", "device", "size", STRIDES),
+    *("conjugate bit", "negative bit", INFERENCE),
+)
+_SIZE, _STRIDES = TENSOR_PROPERTIES.index("size"), TENSOR_PROPERTIES.index(STRIDES)
+
+
+def _properties_of(tensor: torch.Tensor) -> list[Any]:
+    """The ``TENSOR_PROPERTIES`` of a tensor, in order."""
+    cls, strided = type(tensor), tensor.layout is torch.strided
+    is_nested = strided and tensor.is_nested
+    return [
+        # Of a tensor that a program cannot distinguish from a plain one, `torch.Tensor`.
+        torch.Tensor if cls in TENSOR_TYPES or issubclass(cls, FakeTensor) else cls,
+        *(tensor.layout, tensor.dtype, tensor.device),
+        "nested" if is_nested else tuple(tensor.shape),
+        tensor.stride() if strided and not is_nested else None,
+        *(tensor.is_conj(), tensor.is_neg(), tensor.is_inference()),
+    ]
+
 
 # For properties that are true or false: what messages say of an input now, and of it at the capture.
 _TRUE_OR_NOT: Mapping[str, tuple[tuple[str, str], ...]] = {
@@ -188,7 +178,7 @@ class TensorProperties(GuardKind):
         """The properties of an input, without sizes that may differ; None if it is not a tensor."""
         if not isinstance(value, torch.Tensor):
             return None
-        properties = [read(value) for read in _READ]
+        properties = _properties_of(value)
         if number in self._dynamic:
             properties[_SIZE], properties[_STRIDES] = Dimensions(value.dim()), None
         return properties

@@ -42,6 +42,7 @@ from functionalize.graph_capture.trace.random.default_generator import (
 from functionalize.graph_capture.trace.random.device_generators import DeviceGenerators, WatchedGenerator
 from functionalize.graph_capture.trace.random.unread_draws import UnreadDraws
 from functionalize.python_state.buffers import ARRAYS, GENERATORS, access_to
+from functionalize.python_state.walk import TENSOR_TYPES
 from functionalize.refusals.python_objects import ARRAY_WRITTEN
 from functionalize.refusals.random_numbers import (
     DRAWN_OUTSIDE_TORCH,
@@ -72,7 +73,8 @@ class TorchGenerators:
         self._watched = {identity: WatchedGenerator.of(generator) for identity, generator in by_identity.items()}
         self._own, self._states = set(by_identity), set[bytes]()  # states that the program may have read
         self.given: Generators = {}  # generators that the program passed to draw from
-        self._passed = {entry.name: entry.value for entry in inputs if isinstance(entry.value, torch.Generator)}
+        others = [entry for entry in inputs if type(entry.value) not in TENSOR_TYPES]
+        self._passed = {entry.name: entry.value for entry in others if isinstance(entry.value, torch.Generator)}
         self._root, self._default, self._devices = torch.nn.Module(), DefaultGenerator(), DeviceGenerators()
 
     @contextlib.contextmanager
