@@ -141,24 +141,24 @@ class ContextValue(_Items):
 class SetItems(_Items):
     """The items of a set, in the order of its iteration."""
 
-    __slots__ = ("_set",)
+    __slots__ = ("members",)
 
     def __init__(self, items: set[Any]) -> None:
-        self._set = items
+        self.members = items
 
     def get(self) -> list[Any]:
-        return list(self._set)
+        return list(self.members)
 
     def __len__(self) -> int:
-        return set.__len__(self._set)
+        return set.__len__(self.members)
 
     def put(self, items: list[Any]) -> None:
-        set.clear(self._set)
-        set.update(self._set, items)
+        set.clear(self.members)
+        set.update(self.members, items)
 
     def holds(self, item: Any) -> bool:
         """Whether a tensor is in the set: tensors hash by identity."""
-        return set.__contains__(self._set, item)
+        return set.__contains__(self.members, item)
 
 
 _VIEWS_OF_ITEMS = frozenset({Variable, ContextValue, SetItems})

@@ -222,9 +222,9 @@ class StateWalk:
         if module:
             self.modules[identity] = path
         self._holders += treatment.is_holder
-        for container, keys in entries_of(value):
-            source = ContainerSource(container, path, owner)
-            owner.containers.append(source)
+        entries = list(entries_of(value))
+        owner.containers = [ContainerSource(container, path, owner) for container, _ in entries]
+        for source, (container, keys) in zip(owner.containers, entries, strict=True):
             self.containers[id(container)] = source
             if not keys:
                 self.shape.append((type(value), ()))

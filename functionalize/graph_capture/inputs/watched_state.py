@@ -176,6 +176,8 @@ def _flattened(containers: Iterable[Container]) -> list[Any]:
         cls = type(container)
         if cls is dict:
             flat += (_NEXT, *container, *container.values()) if container else _EMPTY
+        elif cls is SetItems:
+            flat += (_NEXT, *container.members)
         else:
             content = container if cls is list else copy_of(container)
             flat += (_NEXT, *content, *content.values()) if type(content) is dict else (_NEXT, *content)

@@ -185,7 +185,7 @@ class PythonGuards(GuardKind):
             for (name, value), identity in zip([*content.items()], map(id, content.values()), strict=True)
             for cls in [type(value)]
             if name not in _OF_MODULES
-            if cls in PLAIN or not (identity in entered or issubclass(cls, torch.Tensor))
+            if cls in PLAIN or not (identity in entered or (cls not in EMPTY and issubclass(cls, torch.Tensor)))
         ]
         self.rows += map(_guard, fields)
 
