@@ -129,7 +129,8 @@ class _Place:
         self.replacements: dict[int | None, tuple[_Replacement, ...]] = {}  # by thread, the innermost last
         self._dispatcher: Any = None  # of functions of modules: made once, and again for another function
         self._dispatches = False
-        self.own = self.original = None
+        self.own: Any = None
+        self.original: Any = None
         self.begin()
 
     def begin(self) -> None:

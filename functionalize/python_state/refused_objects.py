@@ -38,27 +38,16 @@ _MODULES: Mapping[str, Refusal[UnsupportedProgramError]] = {
 }
 
 
-def _refused_base(cls: type) -> type | None:
-    """The first class in ``_MODULES`` that a class of modules is based on."""
-    of_torch = (base for base in cls.__mro__ if root_of(base.__module__) == "torch")
-    return next((base for base in of_torch if base.__qualname__ in _MODULES), None)
+def refused_base(cls: type) -> type | None:
+    """The first class in ``_MODULES`` on which a class of modules is based; None if such modules can be captured."""
+    named = (base for base in cls.__mro__ if base.__qualname__ in _MODULES)
+    return next((base for base in named if root_of(base.__module__) == "torch"), None)
 
 
-def is_refused(cls: type) -> bool:
-    """Whether modules of a class cannot be captured."""
-    return _refused_base(cls) is not None
-
-
-def refuse_module(module: torch.nn.Module, path: str) -> None:
-    """Raise as a module is of a class that cannot be captured.
-
-    Raises:
-        UnsupportedProgramError: the module is of a class in ``_MODULES``.
-    """
-    base = _refused_base(type(module))
-    if base is not None:
-        what = f"the module `{path}`" if path else "the module that is captured"
-        raise _MODULES[base.__qualname__].error(module=what, kind=base.__name__)
+def module_refused(base: type, path: str) -> UnsupportedProgramError:
+    """Why a module cannot be captured, from its base class in ``_MODULES``."""
+    what = f"the module `{path}`" if path else "the module that is captured"
+    return _MODULES[base.__qualname__].error(module=what, kind=base.__name__)
 
 
 def refuse_weak_keys(keys: Iterable[Any], path: str) -> None:

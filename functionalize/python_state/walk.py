@@ -9,7 +9,6 @@ n-th tensor of one corresponds to the n-th tensor of the other. Limits:
 from __future__ import annotations
 
 import contextvars
-import enum
 import types
 import weakref
 from collections.abc import Iterable, Sequence
@@ -26,7 +25,7 @@ from functionalize.python_state.containers import (
     per_class,
 )
 from functionalize.python_state.decompose import entries_of
-from functionalize.python_state.refused_objects import is_refused, refuse_module
+from functionalize.python_state.refused_objects import module_refused, refused_base
 from functionalize.python_state.slots import ContainerSource, ObjectSource, Slot
 from functionalize.python_state.traversal_rules import PLAIN, behind, has_attributes, is_entered, key_behind
 
@@ -39,46 +38,32 @@ _HOLDERS = (torch.nn.Module, torch.optim.Optimizer)
 _FIXED = (*_HOLDERS, type, contextvars.ContextVar)  # identified by identity: no other object takes their place
 
 
-class _Role(enum.Enum):
-    """How a walk treats values of a class."""
-
-    TENSOR = enum.auto()
-    CONSTANT = enum.auto()  # a leaf that may refer to an object, or have attributes
-    TUPLE = enum.auto()
-    OBJECT = enum.auto()  # entered
-
-    @classmethod
-    def of(cls, kind: type) -> _Role:
-        """The role of values of a class, which is not one of ``LEAF_TYPES``."""
-        if issubclass(kind, torch.Tensor):
-            return cls.TENSOR
-        if issubclass(kind, tuple):
-            return cls.TUPLE
-        return cls.OBJECT if is_entered(kind) else cls.CONSTANT
-
-
 @dataclass(frozen=True, eq=False)
 class _Treatment:
-    """What the class of a value alone decides."""
+    """How a walk treats values of a class: as tensors, as tuples, as objects to enter, or else as constants."""
 
-    role: _Role
+    is_tensor: bool
+    is_tuple: bool
+    is_entered: bool
     has_attributes: bool
     is_module: bool
-    is_refused: bool
     is_holder: bool
     is_fixed: bool
+    refused: type | None  # the base class because of which modules are refused
 
 
 @per_class
 def _treatment_of(cls: type) -> _Treatment:
-    module = issubclass(cls, torch.nn.Module)
+    is_module = issubclass(cls, torch.nn.Module)
     return _Treatment(
-        role=_Role.of(cls),
+        is_tensor=issubclass(cls, torch.Tensor),
+        is_tuple=issubclass(cls, tuple),
+        is_entered=not issubclass(cls, (torch.Tensor, tuple)) and is_entered(cls),
         has_attributes=has_attributes(cls),
-        is_module=module,
-        is_refused=module and is_refused(cls),
+        is_module=is_module,
         is_holder=issubclass(cls, _HOLDERS),
         is_fixed=issubclass(cls, _FIXED),
+        refused=refused_base(cls) if is_module else None,
     )
 
 
@@ -152,23 +137,20 @@ class StateWalk:
                 self.others.append(slot)
             return
         treatment = _treatment_of(cls)
-        role = treatment.role
-        if role is _Role.TENSOR:
+        if treatment.is_tensor:
             self._add_leaf(torch.Tensor, self.tensors, slot)
-        elif role is _Role.CONSTANT:
+        elif treatment.is_tuple:
+            self._enter_items(value, slot, treatment)
+        elif not treatment.is_entered:
             self._add_leaf(cls, self.constants, slot)
             self.others.append(slot)
             self._follow_constant(value, slot, treatment)
-        elif role is _Role.TUPLE:
-            self._enter_items(value, slot, treatment)
+        elif (number := self._numbers.get(id(value))) is None:
+            self._open_object(value, treatment, slot.path, slot)
         else:
-            number = self._numbers.get(id(value))
-            if number is None:
-                self._open_object(value, treatment, slot.path, slot)
-            else:
-                self.entered[slot] = self.objects[number]
-                self.objects[number].slots.append(slot)
-                self.shape.append(number)
+            self.entered[slot] = self.objects[number]
+            self.objects[number].slots.append(slot)
+            self.shape.append(number)
 
     def _enter_items(self, value: tuple[Any, ...], slot: Slot, treatment: _Treatment) -> None:
         self.shape.append((type(value), len(value)))
@@ -217,8 +199,8 @@ class StateWalk:
         self.sources.append(owner)
         if slot is not None:
             self.entered[slot] = owner
-        if treatment.is_refused:
-            refuse_module(value, path)
+        if treatment.refused is not None:
+            raise module_refused(treatment.refused, path)
         if module:
             self.modules[identity] = path
         self._holders += treatment.is_holder

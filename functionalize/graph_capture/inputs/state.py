@@ -182,7 +182,7 @@ class Follower:
         cls = type(value)
         if cls not in self._kinds and not isinstance(value, type):
             self._follow_class(cls)
-        if id(value) in self._state.modules or is_module(value):
+        if is_module(value):
             for hook in hooks_of(value):
                 self._follow(hook, _DEPTH)
         elif isinstance(value, RemovableHandle):
