@@ -183,8 +183,8 @@ class PythonGuards(GuardKind):
             if cls not in PLAIN
             else (path, name, attributes, name, value, value)
             for (name, value), identity in zip([*content.items()], map(id, content.values()), strict=True)
-            for cls in [type(value)]
             if name not in _OF_MODULES
+            for cls in [type(value)]
             if cls in PLAIN or not (identity in entered or (cls not in EMPTY and issubclass(cls, torch.Tensor)))
         ]
         self.rows += map(_guard, fields)
