@@ -320,7 +320,9 @@ def entry(container: Container, key: Any) -> Any:
 
 def write(container: Container, key: Any, value: Any) -> None:
     """Set the value of an entry."""
-    if isinstance(container, dict):
+    if type(container) is dict:  # most are
+        container[key] = value
+    elif isinstance(container, dict):
         _dict_of(container).__setitem__(container, key, value)
     else:
         container[key] = value

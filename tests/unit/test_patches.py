@@ -47,6 +47,19 @@ def test_a_replacement_within_another_one_calls_it() -> None:
     assert math.floor is original
 
 
+def test_a_name_that_others_replace_between_two_uses_keeps_their_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    for value in (7, 9):
+
+        def constant(x: float, value: int = value) -> int:
+            return value
+
+        monkeypatch.setattr(math, "floor", constant)
+        with Patches([Patch(math, "floor", adds(1))]):
+            assert (math.floor(2.5), in_thread(lambda: math.floor(2.5))) == (value + 1, value)
+            assert math.floor.__name__ == "constant"
+        assert math.floor is constant
+
+
 def test_threads_may_end_in_any_order() -> None:
     original, entered, ended = math.floor, threading.Event(), threading.Event()
     seen: list[int] = []

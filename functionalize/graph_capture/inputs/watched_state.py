@@ -72,11 +72,7 @@ class WatchedState:
         """Put substitutes in the tensors' places, by the tensors' identities; restore everything at the end."""
         walk = self.walk
         slots = [slot for slot in walk.tensors if type(slot.source.container) is not SetItems]
-        entries = [
-            (container, slot.key, container[slot.key] if type(container) is dict else entry(container, slot.key))
-            for slot in [*slots, *walk.weak]
-            for container in [slot.source.container]
-        ]
+        entries = [(slot.container, slot.key, entry(slot.container, slot.key)) for slot in [*slots, *walk.weak]]
         keyed_by_tensor = [(container, copy_of(container)) for container in walk.keyed_by_tensor]
         places = (*walk.leaves, *walk.entered) if keyed_by_tensor else ()
         keys = {id(key): _key_of_substitute(key, substitutes) for _, content in keyed_by_tensor for key in content}
@@ -104,10 +100,7 @@ class WatchedState:
                 for container, content in keyed_by_tensor:
                     assign(container, content)
                 for container, key, value in entries:
-                    if type(container) is dict:  # most are
-                        container[key] = value
-                    else:
-                        write(container, key, value)
+                    write(container, key, value)
 
             uninterrupted(put_back)
             self._beginning = _Beginning()
@@ -151,14 +144,8 @@ class WatchedState:
 
 def _place(slots: Iterable[Slot], substitutes: Mapping[int, Any]) -> None:
     for slot in slots:
-        container, key = slot.source.container, slot.key
-        is_entry = type(container) is dict and not slot.steps  # most are
-        value = container[key] if is_entry else slot.get()
-        substitute = substitutes.get(id(value), value)  # a tensor that arguments share with state was replaced there
-        if is_entry:
-            container[key] = substitute
-        else:
-            slot.set(substitute)
+        value = slot.get()
+        slot.set(substitutes.get(id(value), value))  # a tensor that arguments share with state was replaced there
 
 
 def _key_of_substitute(key: Any, substitutes: Mapping[int, Any]) -> Any:
