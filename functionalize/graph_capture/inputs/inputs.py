@@ -89,35 +89,31 @@ class TracedInput:
 
     def frozen(self, numbers: dict[int, int]) -> GraphInput:
         """The input as calls know it; ``numbers``: the positions of inputs by identity."""
-        sources = self.slot, self.argument, self.gradient_of, self.base_of
-        own = all(source is None for source in sources)  # held by the program itself
-        plain = isinstance(self.value, (int, float, bool, str))
-        constant = self.value if (own if self.is_tensor else plain) else None
-
-        def number_of(other: TracedInput | None) -> int | None:
-            return None if other is None else numbers[id(other)]
-
+        is_tensor, of, base_of, root = self.is_tensor, self.gradient_of, self.base_of, self.root
+        own = self.slot is self.argument is of is base_of is None  # held by the program itself
+        constant = self.value if (own if is_tensor else isinstance(self.value, (int, float, bool, str))) else None
         return GraphInput(
             self.kind,
             self.name,
             self.target,
-            self.is_tensor,
+            is_tensor,
             self.slot,
             self.argument,
             constant,
             self.persistent,
-            gradient_of=number_of(self.gradient_of),
-            base_of=number_of(self.base_of),
-            root=number_of(self.root),
+            gradient_of=None if of is None else numbers[id(of)],
+            base_of=None if base_of is None else numbers[id(base_of)],
+            root=None if root is None else numbers[id(root)],
             requires_grad=self._requires_grad(),
             writes=self.counted,
         )
 
     def _requires_grad(self) -> bool | None:
         """Whether the input requires gradients now, if the program has changed that; else None."""
-        before, now = isinstance(self.value, torch.Tensor) and self.value.requires_grad, self.fake
-        if now is None or not self.is_tensor:
+        now = self.fake
+        if now is None:
             return None
+        before = isinstance(self.value, torch.Tensor) and self.value.requires_grad
         computed = self.edge is not None and not isinstance(self.edge, torch.Tensor)  # when the program began
         if before and now.requires_grad and now.is_leaf and computed:
             raise DETACHED_AND_REQUIRED.error(input=self.target or self.name)
