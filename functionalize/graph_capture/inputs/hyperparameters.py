@@ -149,7 +149,7 @@ def _are_unchanged(last: Sequence[PythonGuard], guards: Sequence[PythonGuard]) -
     if last and len(last) != len(guards):
         return False
     return all(
-        (before.container is now.container or before.path == now.path)
+        (before.source.container is now.source.container or before.path == now.path)
         and before.key is now.key
         and (before.value is now.value or is_whole(now.key))
         for before, now in zip(last, guards, strict=False)

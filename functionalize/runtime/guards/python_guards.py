@@ -228,7 +228,7 @@ class PythonGuards(GuardKind):
     def leave_out(self, steps: Mapping[tuple[int, Any], Sequence[tuple[int, ...]]]) -> None:
         """Ignore items of tuples; ``steps``: to the items, by identity of the container and key."""
         self.rows = [
-            row._replace(content=reduce(without, steps.get((id(row.container), row.key), ()), row.content))
+            row._replace(content=reduce(without, steps.get((id(row.source.container), row.key), ()), row.content))
             for row in self.rows
         ]
 
@@ -243,13 +243,16 @@ class PythonGuards(GuardKind):
             if id(row.value) in sized and not row.is_known_by_identity
             else row
             for row in self.rows
-            if not ((id(row.container), row.key) in changed or (is_whole(row.key) and id(row.container) in sized))
+            if not (
+                (id(row.source.container), row.key) in changed
+                or (is_whole(row.key) and id(row.source.container) in sized)
+            )
         ]
         return kept
 
     def compares(self, containers: Sequence[Any], key: Any) -> bool:
         """Whether a guard compares the value under a key in one of these containers."""
-        same_place = (row for row in self.rows if any(row.container is container for container in containers))
+        same_place = (row for row in self.rows if any(row.source.container is container for container in containers))
         plain = type(key) in PLAIN  # keys of other classes would run the program's `__eq__`
         return any(row.key is key or (plain and type(row.key) is type(key) and row.key == key) for row in same_place)
 
