@@ -66,20 +66,21 @@ def user_location() -> Location:
     return Location(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
 
 
+Modules = dict[str, tuple[str, str]]  # as the meta of nodes has them: by a module's name, its path and its class
 Positions = tuple[tuple[int, int], ...]  # of the program's frames, innermost first: a code's identity, its instruction
 
 
 class Origin:
     """Where a program is: the frames of the scope that runs, and the origin of the scope itself.
 
-    ``modules``: those whose ``forward`` runs, as the meta of nodes has them.
+    ``modules``: those whose ``forward`` runs.
     """
 
     __slots__ = ("_text", "_trace", "frames", "modules", "outer")
 
-    def __init__(self, frames: Positions, outer: Origin | Location) -> None:
+    def __init__(self, frames: Positions, outer: Origin | Location, modules: Modules) -> None:
         self.frames, self.outer = frames, outer  # outermost: the line that calls the program
-        self.modules: dict[str, tuple[str, str]] = {}
+        self.modules = modules
         self._trace: str | None = None
         self._text: str | None = None
 
@@ -127,6 +128,16 @@ class Origin:
         return self._text
 
 
+class _Scope:
+    """A frame of the program and what runs inside of it; ``origins``: of all places in it that were asked for."""
+
+    __slots__ = ("frame", "modules", "origins", "outer")
+
+    def __init__(self, frame: FrameType | None, outer: Origin, modules: Modules) -> None:
+        self.frame, self.outer, self.modules = frame, outer, modules
+        self.origins: dict[Positions, Origin] = {}
+
+
 class Scopes:
     """Finds where a program is, at a cost that does not grow with the depth of its calls.
 
@@ -135,13 +146,18 @@ class Scopes:
 
     def __init__(self, until: CodeType) -> None:
         self._until = until  # the code that calls the program
-        self._base = Origin((), user_location())
-        self._scopes: list[tuple[FrameType | None, Origin, dict[Positions, Origin]]] = [(None, self._base, {})]
+        self._base = Origin((), user_location(), {})
+        self._scopes = [_Scope(None, self._base, self._base.modules)]
 
-    def enter(self, frame: FrameType) -> None:
-        """Begin a scope: what a frame of the program runs."""
+    @property
+    def modules(self) -> Modules:
+        """The modules whose ``forward`` runs."""
+        return self._scopes[-1].modules
+
+    def enter(self, frame: FrameType, modules: Modules) -> None:
+        """Begin a scope: what a frame of the program runs, with the modules that run then."""
         assert frame.f_back is not None
-        self._scopes.append((frame, self._origin(frame.f_back), {}))
+        self._scopes.append(_Scope(frame, self._origin(frame.f_back), modules))
 
     def leave(self) -> None:
         """End the innermost scope."""
@@ -152,24 +168,25 @@ class Scopes:
         return self._origin(sys._getframe(1))
 
     def _origin(self, frame: FrameType | None) -> Origin:
-        scope, outer, origins = self._scopes[-1]
+        scope, until = self._scopes[-1], self._until
+        outer, last = scope.outer, scope.frame
         positions: list[tuple[int, int]] = []
-        until = self._until
         while frame is not None:
             code = frame.f_code
             if _PROGRAMS[code.co_filename]:
-                positions.append((id(code), frame.f_lasti))
-                _CODES[id(code)] = code
-                if frame is scope:
+                key = id(code)
+                positions.append((key, frame.f_lasti))
+                _CODES[key] = code
+                if frame is last:
                     break
             elif code is until:  # the scope is another thread's, or there is no scope
                 outer = self._base
                 break
             frame = frame.f_back
         frames = tuple(positions)
-        origin = origins.get(frames)
+        origin = scope.origins.get(frames)
         if origin is None or origin.outer is not outer:
-            origin = origins[frames] = Origin(frames, outer)
+            origin = scope.origins[frames] = Origin(frames, outer, scope.modules)
         return origin
 
 

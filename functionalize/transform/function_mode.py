@@ -6,7 +6,7 @@ Invariant: a program does here what it would do without modes. Limits: calls by 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -75,6 +75,7 @@ _REQUIRE: Any = torch.Tensor.requires_grad_
 _NOTED = functions.DETACHING | {_HOOK, _REQUIRE, ASK_VERSION, SET_GRAD_MODE, _GRAD_FN}
 _COPIES: dict[Any, Any] = {torch.Tensor.__deepcopy__: deep_copy, torch.Tensor.__reduce_ex__: reduced}
 DECOMPOSED = {**OF_NUMBERS, **LAYERS, **IN_EAGER, **OF_ENCODERS}
+_WITHOUT_SYMBOLS = frozenset({int, float, bool, str, type(None), slice, type(...), torch.dtype, torch.device})
 _TABLES = ELEMENTS.keys() | _ASKS.keys() | DECOMPOSED.keys()
 _TABLED = {*_COPIES, _SET_DATA, *functions.GRADIENTS_OF, *OPENED} | _TABLES | _NOTED | functions.UNDISPATCHED
 
@@ -107,7 +108,10 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
         if kwargs and "generator" in kwargs:
             self._context.notes.note_generator(kwargs["generator"])
         try:
-            out = self._called(func, args, kwargs)
+            if func in _TABLED or self._symbols or _has_number(args, kwargs):
+                out = self._called(func, args, kwargs or {})
+            else:  # almost all calls
+                out = func(*args, **kwargs) if kwargs else func(*args)
         except TypeError:
             self._context.refuse_subclasses(map(type, tensor_leaves(args, kwargs or {})))
             if not any(isinstance(value, torch.SymBool) for value in (*args, *(kwargs or {}).values())):
@@ -118,16 +122,15 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
         return out
 
     def _called(self, func: Any, args: Any, kwargs: Any) -> Any:
-        if not self._symbols and func not in _TABLED and not _has_number(args, kwargs):  # almost all calls
-            return func(*args, **kwargs) if kwargs else func(*args)
         if func in OPENED:
             with self:
-                return OPENED[func](*args, **kwargs or {})
-        symbolic = self._symbols and (func in functions.GRADIENTS_OF or _has_symbols(args, kwargs))
-        if symbolic or (not isinstance(func, HigherOrderOperator) and _has_number(args, kwargs)):
+                return OPENED[func](*args, **kwargs)
+        values = (*args, *kwargs.values())
+        symbolic = self._symbols and (func in functions.GRADIENTS_OF or _has_symbols(values))
+        if symbolic or (_has_number(args, kwargs) and not isinstance(func, HigherOrderOperator)):
             with enable_python_dispatcher():
-                return self._decompose(func, args, kwargs or {})
-        return self._decompose(func, args, kwargs or {})
+                return self._decompose(func, args, kwargs)
+        return self._decompose(func, args, kwargs) if func in _TABLED else func(*args, **kwargs)
 
     def _decompose(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func in ELEMENTS and self._context.has_unknown_elements(args[0]):
@@ -238,8 +241,19 @@ def as_program(context: FunctionalizationContext, *, symbolic: bool) -> Iterator
         yield
 
 
-def _has_symbols(args: Any, kwargs: Any) -> bool:
-    return any(map(has_symbol, pytree.tree_leaves((args, kwargs))))
+def _has_symbols(values: Iterable[Any]) -> bool:
+    """Whether some values, or values in containers among them, are symbols or tensors of symbolic sizes."""
+    for value in values:
+        type_ = type(value)
+        if type_ in PLAIN_TYPES:
+            if is_symbolic(value):
+                return True
+        elif type_ is list or type_ is tuple:
+            if _has_symbols(value):
+                return True
+        elif type_ not in _WITHOUT_SYMBOLS and any(map(has_symbol, pytree.tree_leaves(value))):
+            return True
+    return False
 
 
 def _has_number(args: Any, kwargs: Any) -> bool:

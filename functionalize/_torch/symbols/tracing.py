@@ -57,14 +57,21 @@ class TensorTracker(MutableMapping[torch.Tensor, _ProxyTensor]):
 
     def get(self, tensor: torch.Tensor, default: Any = None) -> Any:
         ref = self._refs.get(id(tensor))
-        return default if ref is None else ref.entry
+        return default if ref is None else ref.entry or ref.make_entry()
 
     def __getitem__(self, tensor: torch.Tensor) -> _ProxyTensor:
-        return self._refs[id(tensor)].entry
+        ref = self._refs[id(tensor)]
+        return ref.entry or ref.make_entry()
 
     def __setitem__(self, tensor: torch.Tensor, entry: _ProxyTensor) -> None:
         ref = _Ref(tensor, self._forget)
-        ref.key, ref.entry = id(tensor), entry
+        ref.key, ref.entry, ref.node = id(tensor), entry, None
+        self._refs[ref.key] = ref
+
+    def add(self, tensor: torch.Tensor, node: Node, tracer: Any) -> None:
+        """Let a tensor stand for a node; its entry is made when torch asks for it."""
+        ref = _Ref(tensor, self._forget)
+        ref.key, ref.entry, ref.node, ref.tracer = id(tensor), None, node, tracer
         self._refs[ref.key] = ref
 
     def __delitem__(self, tensor: torch.Tensor) -> None:
@@ -85,9 +92,11 @@ class TensorTracker(MutableMapping[torch.Tensor, _ProxyTensor]):
     def node(self, tensor: torch.Tensor) -> Node | None:
         """The node that a tensor stands for; None if it has no node, and for constants."""
         ref = self._refs.get(id(tensor))
-        if ref is None or ref.entry.constant is not None:
+        if ref is None:
             return None
-        return ref.entry.node if type(ref.entry) is _NodeEntry else ref.entry.proxy.node
+        if ref.entry is None:
+            return ref.node
+        return None if ref.entry.constant is not None else _node_of(ref.entry)
 
     def _forget(self, ref: _Ref) -> None:
         if self._refs.get(ref.key) is ref:
@@ -95,14 +104,22 @@ class TensorTracker(MutableMapping[torch.Tensor, _ProxyTensor]):
 
 
 class _Ref(weakref.ref[torch.Tensor]):
-    __slots__ = ("entry", "key")
+    __slots__ = ("entry", "key", "node", "tracer")
 
     key: int
-    entry: _ProxyTensor
+    entry: _ProxyTensor | None  # None until it is needed, of a tensor that stands for a node
+    node: Node | None
+    tracer: Any
+
+    def make_entry(self) -> _ProxyTensor:
+        """The entry of a tensor that stands for a node."""
+        assert self.node is not None
+        self.entry = entry = _NodeEntry(self.node, self.tracer)
+        return entry
 
 
 class _NodeEntry(_ProxyTensor):
-    """An entry for a node, made on first use; its proxy is made when torch asks for it."""
+    """An entry for a node, which may be made on first use; its proxy is made when torch asks for it."""
 
     def __init__(self, node: Node | Callable[[], Node], tracer: Any) -> None:
         self._tracer, self.constant = tracer, None
@@ -130,7 +147,8 @@ def new_tracer() -> PythonKeyTracer:
     tracer = PythonKeyTracer()
     tracer.tensor_tracker = TensorTracker()
     tracer.root = torch.nn.Module()
-    tracer.graph = Graph(tracer_cls=PythonKeyTracer)
+    tracer.graph = graph = Graph(tracer_cls=PythonKeyTracer)
+    graph._insert = graph._root._prepend  # what the method that FX takes calls
     tracer.tensor_attrs = {}
     return tracer
 
@@ -153,11 +171,21 @@ def new_node(
 
     Like ``create_node``, which takes twice as long: it searches the arguments for symbols, and calls hooks.
     """
-    unique = graph._graph_namespace.create_name(name, None)
+    names: Any = graph._graph_namespace
+    number = names._base_count.get(name)
+    if number is None or name not in names._used_names:
+        unique = names.create_name(name, None)
+    else:  # as `create_name`, which searches the name for a number each time
+        unique = f"{name}_{number + 1}"
+        while unique in names._used_names:
+            number += 1
+            unique = f"{name}_{number + 1}"
+        names._used_names.add(unique)
+        names._base_count[name] = number + 1
     node = Node(graph, unique, opcode, target, args, kwargs or _NO_KWARGS)
-    graph._graph_namespace.associate_name_with_obj(unique, node)
+    names._obj_to_name[node] = unique
     graph._insert(node)
-    graph._find_nodes_lookup_table.insert(node)
+    graph._find_nodes_lookup_table.table[opcode, target if opcode == "call_function" else None][node] = None
     graph._len += 1
     return node
 
@@ -188,15 +216,23 @@ def new_placeholder(graph: Graph, name: str) -> Node:
 
 def track(tracer: Any, tensor: torch.Tensor, node: Node | Callable[[], Node]) -> None:
     """Let a tensor of plain sizes stand for a node, or for a node that is made on first use."""
-    tracer.tensor_tracker[tensor] = _NodeEntry(node, tracer)
+    if isinstance(node, Node):
+        tracer.tensor_tracker.add(tensor, node, tracer)
+    else:
+        tracer.tensor_tracker[tensor] = _NodeEntry(node, tracer)
 
 
 def tracked_node(tracer: Any, tensor: torch.Tensor) -> Node | None:
     """The node that a tensor stands for, also as a constant; None if it has no node."""
-    entry = tracer.tensor_tracker.get(tensor)
-    if entry is None:
-        return None
-    return entry.node if isinstance(entry, _NodeEntry) else entry.proxy.node
+    tracker = tracer.tensor_tracker
+    node = tracker.node(tensor) if type(tracker) is TensorTracker else None
+    entry = tracker.get(tensor) if node is None else None
+    return node if entry is None else _node_of(entry)
+
+
+def _node_of(entry: Any) -> Node:
+    node: Node = entry.node if type(entry) is _NodeEntry else entry.proxy.node
+    return node
 
 
 def nodes_in_use(tracer: Any) -> set[Node]:

@@ -20,7 +20,7 @@ import torch
 from torch.fx import Graph, Node
 from torch.nn.modules import module as hooks
 
-from functionalize.call_stack import Origin, Scopes
+from functionalize.call_stack import Modules, Origin, Scopes
 from functionalize.transform.context import FunctionalizationContext
 from functionalize.transform.gradients.ended_gradients import NO_GRAD
 
@@ -42,9 +42,9 @@ class Provenance:
 
     def __init__(self, modules: Mapping[int, str], until: CodeType) -> None:
         self._scopes = Scopes(until)
+        self.now = self._scopes.here  # where the program is now, which may be after its last op
         self._context: FunctionalizationContext | None = None
         self._paths, self._observers = modules, tuple(_observers)
-        self._running: list[dict[str, tuple[str, str]]] = [{}]
 
     def follow(self, context: FunctionalizationContext) -> None:
         """From now on all nodes of one op of a program have one origin."""
@@ -63,19 +63,14 @@ class Provenance:
             context.origin = self.now()
         return context.origin  # type: ignore[no-any-return]
 
-    def now(self) -> Origin:
-        """Where the program is now, which may be after its last op."""
-        origin = self._scopes.here()
-        origin.modules = self._running[-1]
-        return origin
-
     def note(self, node: Node) -> None:
         """A node was added to the graph just now."""
         origin: Any = None if self._context is None else self._context.origin
-        origin = node.meta["stack_trace"] = origin or self.here()  # as text in the end
-        node.meta["nn_module_stack"] = origin.modules
+        meta, origin = node.meta, origin or self.here()
+        meta["stack_trace"] = origin  # as text in the end
+        meta["nn_module_stack"] = origin.modules
         if not torch.is_grad_enabled():
-            node.meta[NO_GRAD] = True
+            meta[NO_GRAD] = True
         for observer in self._observers:
             observer(node)
 
@@ -94,12 +89,10 @@ class Provenance:
 
         def enter(module: torch.nn.Module, args: Any) -> None:
             if not torch.compiler.is_dynamo_compiling() and threading.get_ident() == thread:
-                self._running.append(self._with(module))
-                self._scopes.enter(sys._getframe(1))  # the frame of the module's call
+                self._scopes.enter(sys._getframe(1), self._with(module))  # the frame of the module's call
 
         def leave(module: torch.nn.Module, args: Any, output: Any) -> None:
             if not torch.compiler.is_dynamo_compiling() and threading.get_ident() == thread:
-                self._running.pop()
                 self._scopes.leave()
 
         with contextlib.ExitStack() as handles:
@@ -107,11 +100,11 @@ class Provenance:
             handles.callback(hooks.register_module_forward_hook(leave, always_call=True).remove)
             yield
 
-    def _with(self, module: torch.nn.Module) -> dict[str, tuple[str, str]]:
+    def _with(self, module: torch.nn.Module) -> Modules:
         """The modules that run, with one more inside."""
-        path = self._paths.get(id(module))
+        path, running = self._paths.get(id(module)), self._scopes.modules
         if path is None:
-            return self._running[-1]
+            return running
         cls = type(module)
         entry = (path, f"{cls.__module__}.{cls.__qualname__}")
-        return {**self._running[-1], "L__self__" + path.replace(".", "_"): entry}
+        return {**running, "L__self__" + path.replace(".", "_"): entry}
