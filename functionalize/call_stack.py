@@ -157,17 +157,16 @@ class Scopes:
     def enter(self, frame: FrameType, modules: Modules) -> None:
         """Begin a scope: what a frame of the program runs, with the modules that run then."""
         assert frame.f_back is not None
-        self._scopes.append(_Scope(frame, self._origin(frame.f_back), modules))
+        self._scopes.append(_Scope(frame, self.here(frame.f_back), modules))
 
     def leave(self) -> None:
         """End the innermost scope."""
         self._scopes.pop()
 
-    def here(self) -> Origin:
-        """The origin of the caller."""
-        return self._origin(sys._getframe(1))
-
-    def _origin(self, frame: FrameType | None) -> Origin:
+    def here(self, frame: FrameType | None = None) -> Origin:
+        """The origin of a frame; by default of the caller's."""
+        if frame is None:
+            frame = sys._getframe(1)
         scope, until = self._scopes[-1], self._until
         outer, last = scope.outer, scope.frame
         positions: list[tuple[int, int]] = []

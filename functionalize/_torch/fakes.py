@@ -356,9 +356,12 @@ class FakeFactory:
         """A fake tensor with another layout in a fake tensor's storage."""
         return self.around(source.as_strided(size, stride, offset), fake_device(source))
 
-    def part(self, source: FakeTensor, size: Sequence[int], stride: Sequence[int], offset: int) -> FakeTensor:
-        """The same, at a fifth of the cost, for a layout known to fit in the storage; not for inference tensors."""
-        return self.around(_reinterpret(source, size, stride, offset - source.storage_offset()), fake_device(source))
+    def part(self, source: FakeTensor, size: Sequence[int], stride: Sequence[int], distance: int) -> FakeTensor:
+        """The same, at a fifth of the cost, for a layout known to fit in the storage; not for inference tensors.
+
+        ``distance``: from the first element of the source, in elements.
+        """
+        return self.around(_reinterpret(source, size, stride, distance), fake_device(source))
 
     def at(self, storage: torch.UntypedStorage, tensor: torch.Tensor) -> FakeTensor:
         """A fake tensor with a tensor's layout, in a storage of device ``meta``."""
@@ -388,9 +391,8 @@ class FakeFactory:
     def around(self, element: torch.Tensor, device: torch.device) -> FakeTensor:
         """A fake tensor over the memory of a tensor of device ``meta`` whose data are forbidden, or of a fake one."""
         made: Any = _make_subclass(FakeTensor, element, False, dispatch_device=True, device_for_backend_keys=device)
-        attributes = self._attributes.get(device)
-        if attributes is None:
+        if device not in self._attributes:
             first: Any = FakeTensor(self.mode, torch.empty(0, device=_META), device)
-            attributes = self._attributes[device] = first.__dict__
-        made.__dict__ = attributes.copy()
+            self._attributes[device] = first.__dict__
+        made.__dict__ = self._attributes[device].copy()
         return made  # type: ignore[no-any-return]

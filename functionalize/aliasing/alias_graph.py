@@ -30,6 +30,17 @@ from functionalize.refusals.writes import (
 
 aten = torch.ops.aten
 
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _ViewOp:
+    """What the tables say of a view op."""
+
+    op: Any  # held, so that its identity is not used again
+    build: view_rules.Builder | None
+    resizes: bool
+
+
+_view_ops: dict[int, _ViewOp] = {}  # by identity: the hash of an op is a method in Python
 _LONG_CHAIN = 3  # chains of this length or more are replaced by a shorter route from the root
 
 
@@ -63,25 +74,38 @@ class AliasGraph:
     def find(self, handle: torch.Tensor) -> View | None:
         """The handle's view, or None when its storage was neither viewed nor written."""
         base = self.bases.get(storage_key(handle))
-        if base is None:
-            return None
-        layout = Layout.of(handle)
+        return None if base is None else self._view_of(handle, base, Layout.of(handle))
+
+    def _view_of(self, handle: torch.Tensor, base: Base, layout: Layout) -> View:
+        """The view with the layout of a handle: the one that it has if it still has that layout."""
         tracked = base.handles.get(id(handle))
-        if tracked is not None and tracked.view.layout.matches(layout):
-            return tracked.view
+        if tracked is not None:
+            view = tracked.view
+            if view.layout is layout or view.layout.matches(layout):
+                return view
         if base.at(layout) is None:
             base.simplify()
         return self.locate(base, layout)
 
-    def ensure(self, handle: torch.Tensor) -> View:
-        """The handle's view; makes a base for its storage unless it has one."""
-        return self.find(handle) or self.create_base(handle, handle)
+    def ensure(self, handle: torch.Tensor, key: int | None = None, layout: Layout | None = None) -> View:
+        """The handle's view; makes a base for its storage unless it has one.
 
-    def create_base(self, handle: torch.Tensor, value: Value) -> View:
-        """A base for the handle's storage, with ``value`` as the value of its root; returns the handle's view."""
+        ``key``, ``layout``: those of the handle, if the caller has them.
+        """
+        base = self.bases.get(storage_key(handle) if key is None else key)
+        if base is None:
+            return self.create_base(handle, handle, layout)
+        return self._view_of(handle, base, Layout.of(handle) if layout is None else layout)
+
+    def create_base(self, handle: torch.Tensor, value: Value, layout: Layout | None = None) -> View:
+        """A base for the handle's storage, with ``value`` as the value of its root; returns the handle's view.
+
+        ``layout``: that of the handle, if the caller has it.
+        """
+        layout = Layout.of(handle) if layout is None else layout
         group = self._together.pop(storage_key(handle), ()) if self._together else ()
         first = max(group, key=lambda member: Layout.of(member).reach) if group else handle
-        base = Base(first, value if first is handle else first)
+        base = Base(first, value if first is handle else first, layout if first is handle else Layout.of(first))
         self.bases[base.key] = base
         base.kept = {} if self.keeps_writes else None
         base.held = first if base.original and self._held(first) else None
@@ -92,7 +116,7 @@ class AliasGraph:
             self.track(other, view)
             if view.value is None:
                 view.set_value(other, 0)
-        return base.root if first is handle else self.locate(base, Layout.of(handle))
+        return base.root if first is handle else self.locate(base, layout)
 
     def relocate(self, handle: torch.Tensor) -> None:
         """Track a handle by its layout, after an op that no rule describes changed its metadata."""
@@ -122,9 +146,12 @@ class AliasGraph:
 
         ``sized_by_data``: whether sizes of the source were data-dependent before the op replaced them.
         """
-        base, build = source.base, view_rules.VIEW_RULES.get(op)
-        if source is base.root and op in traits.RESIZING_VIEWS and layout.matches(source.layout):
-            return base.renamed(view_rules.VIEW_RULES[op](source.layout, layout, *args))
+        base, entry = source.base, _view_ops.get(id(op))
+        if entry is None:
+            entry = _view_ops[id(op)] = _ViewOp(op, view_rules.VIEW_RULES.get(op), op in traits.RESIZING_VIEWS)
+        build = entry.build
+        if build is not None and source is base.root and entry.resizes and layout.matches(source.layout):
+            return base.renamed(build(source.layout, layout, *args))
         view = base.at(layout)
         if view is source and build is not None and (sized_by_data or (not layout.static and unbacked(layout.size))):
             return View(base, source, build(source.layout, layout, *args), layout)  # may do more when a graph runs

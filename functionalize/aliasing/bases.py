@@ -128,21 +128,21 @@ class WriteLog:
     """The writes to one storage, in order. Finds those that may have touched a view. Keeps each view once."""
 
     def __init__(self) -> None:
-        self._length = 0
+        self.length = 0
         self._parts: dict[tuple[View, int], _Parts] = {}
         self._others: dict[View, int] = {}
 
     def __len__(self) -> int:
-        return self._length
+        return self.length
 
     def append(self, view: View) -> None:
         """Note a write to a view."""
-        self._length += 1
+        self.length += 1
         part = view.part
         if part is None or view.parent is None:
-            self._others[view] = self._length
+            self._others[view] = self.length
         else:
-            self._parts.setdefault((view.parent, part.dim), _Parts()).add(view, part, self._length)
+            self._parts.setdefault((view.parent, part.dim), _Parts()).add(view, part, self.length)
 
     def views(self) -> Iterator[View]:
         """Each view written, once."""
@@ -152,7 +152,7 @@ class WriteLog:
 
     def touching(self, view: View, since: int) -> Iterator[View]:
         """The views written after a position that may share an element with a view."""
-        if since >= self._length:
+        if since >= self.length:
             return
         for write, position in self._others.items():
             if position > since and not write.disjoint(view):
@@ -187,12 +187,12 @@ class HandleRef(weakref.ref[torch.Tensor]):
 class Base:
     """One storage that was viewed or written: its tree of views, its handles, and the log of its writes."""
 
-    def __init__(self, handle: torch.Tensor, value: Value) -> None:
+    def __init__(self, handle: torch.Tensor, value: Value, layout: Layout) -> None:
         self.key = storage_key(handle)
         # Held, so that its identity is not used again.
         self.storage: Any = handle.untyped_storage() if self.key > 0 else handle
         self.capacity: Any = None  # in bytes, before the program resized the storage
-        self.root = self.top = View(self, None, None, Layout.of(handle))
+        self.root = self.top = View(self, None, None, layout)
         self.root.value = value
         # The handle addresses all of its storage, also the elements between and around its own.
         self.original = weakref.ref(handle) if value is handle else None
@@ -275,4 +275,4 @@ class Base:
 
     def untouched(self, view: View, since: int) -> bool:
         """Whether no write after generation ``since`` shares an element with the view."""
-        return len(self.log) <= since or next(self.log.touching(view, since), None) is None
+        return self.log.length <= since or next(self.log.touching(view, since), None) is None

@@ -30,7 +30,12 @@ def same(first: Sequence[Any], second: Sequence[Any]) -> bool:
     """Whether two lists of sizes are known to be equal, without a guard on a symbol."""
     if len(first) != len(second):
         return False
-    return all(a is b or _hashable(a) == _hashable(b) for a, b in zip(first, second, strict=True))
+    for a, b in zip(first, second, strict=True):
+        if a is b:
+            continue
+        if _hashable(a) != _hashable(b):
+            return False
+    return True
 
 
 def differ(first: Sequence[Any], second: Sequence[Any]) -> bool:
@@ -77,12 +82,12 @@ class Layout:
         if tensor.layout is not _STRIDED or (type(tensor) is not FakeTensor and tensor.is_nested):
             # It has no storage to address, and no views.
             return cls(() if tensor.is_nested else tuple(tensor.size()), (), 0, tensor.dtype)
+        if not is_symbolic(tensor):
+            return layout_of_plain(tensor)
         size, stride, offset = tensor.size(), tensor.stride(), tensor.storage_offset()
         dtype = tensor.dtype
         conj, neg = dtype.is_complex and tensor.is_conj(), tensor.is_neg()
-        if is_symbolic(tensor):
-            return cls(tuple(map(plain, size)), tuple(map(plain, stride)), plain(offset), dtype, conj, neg)
-        return _layout(size, stride, offset, dtype, conj, neg)
+        return cls(tuple(map(plain, size)), tuple(map(plain, stride)), plain(offset), dtype, conj, neg)
 
     @cached_property
     def key(self) -> tuple[Any, ...]:
@@ -202,6 +207,13 @@ class Layout:
                 return False
             step = step * size
         return not (self.conj or self.neg)
+
+
+def layout_of_plain(tensor: torch.Tensor) -> Layout:
+    """The layout of a strided tensor whose sizes are plain numbers: one object for each layout."""
+    dtype = tensor.dtype
+    conj, neg = dtype.is_complex and tensor.is_conj(), tensor.is_neg()
+    return _layout(tensor.shape, tensor.stride(), tensor.storage_offset(), dtype, conj, neg)
 
 
 @lru_cache(20_000)

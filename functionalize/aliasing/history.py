@@ -124,27 +124,31 @@ class Historian:
 
     def viewed(self, view: View, op: Any) -> ViewRecord:
         """Note that the program made a view."""
-        if view in self._views:
-            return self._views[view]
+        record = self._views.get(view)
+        if record is not None:
+            return record
         parent = None if view.parent is None else self.viewed(view.parent, op)
-        base = self._bases.get(view.base)
-        if base is None:
-            base = self._bases[view.base] = BaseRecord(len(self._bases), self._name_of(view.base))
-            self.history.bases.append(base)
-        event = len(self._views), base, None if parent is None else op, self._origin(), self._time
-        self._views[view] = record = ViewRecord(*event, parent, view.layout)
+        base = self._base(view.base) if parent is None else parent.base
+        index, called = len(self._views), None if parent is None else op
+        time = index + self._writes
+        self._views[view] = record = ViewRecord(index, base, called, self._origin(), time, parent, view.layout)
         base.views.append(record)
+        return record
+
+    def _base(self, base: Base) -> BaseRecord:
+        """The record of a base."""
+        record = self._bases.get(base)
+        if record is None:
+            record = self._bases[base] = BaseRecord(len(self._bases), self._name_of(base))
+            self.history.bases.append(record)
         return record
 
     def wrote(self, view: View, op: Any) -> None:
         """Note that the program wrote to a view."""
         record = self.viewed(view, op)
-        record.base.writes.append(WriteRecord(self._writes, record.base, op, self._origin(), self._time, record))
+        time = len(self._views) + self._writes
+        record.base.writes.append(WriteRecord(self._writes, record.base, op, self._origin(), time, record))
         self._writes += 1
-
-    @property
-    def _time(self) -> int:
-        return len(self._views) + self._writes
 
     def detach(self) -> None:
         """End the run: drop the functions that find names and lines of the program."""

@@ -44,10 +44,12 @@ class Execution(Protocol):
 def regenerate(run: Execution, view: View) -> Value:
     """The view's current value."""
     base, path = view.base, []
-    for source in view.lineage():
+    source: View | None = view
+    while source is not None:
         if source.value is not None and base.untouched(view, since=source.generation):
             break
         path.append(source)
+        source = source.parent
     else:
         _fold_pending(run, base)
         return regenerate(run, view)

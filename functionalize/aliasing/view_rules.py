@@ -70,7 +70,7 @@ class ViewRule:
 
 def along(op: Any, *args: Any) -> tuple[OpCall, ...]:
     """A path of one view op; arguments that are sequences are copied to lists."""
-    return (OpCall(op, tuple(list(arg) if isinstance(arg, (list, tuple)) else arg for arg in args)),)
+    return (OpCall(op, tuple([list(arg) if isinstance(arg, (list, tuple)) else arg for arg in args])),)
 
 
 Builder = Callable[..., ViewRule]

@@ -18,8 +18,8 @@ import torch
 
 from functionalize._torch import FakeTensor, FakeTensorMode, OpOverload, is_symbolic, storage_id
 from functionalize._torch.fakes import FakeFactory, below_dispatch, data_dependent, fake_device
-from functionalize._torch.symbols.tracing import TensorTracker
-from functionalize.aliasing.geometry import Layout
+from functionalize._torch.symbols.tracing import TensorTracker, name_for
+from functionalize.aliasing.geometry import Layout, layout_of_plain
 from functionalize.ops import tables, traits
 from functionalize.ops.tables import ViewKind
 
@@ -37,22 +37,20 @@ class ResultMeta:
     layout: Layout
     device: torch.device
     aliased_arg: int | None
+    distance: int | None  # of its first element from that of the argument; None if it may begin before the storage
 
     def make(self, factory: FakeFactory, args: Sequence[Any]) -> FakeTensor:
         """The result, as a tensor of the factory's mode."""
         layout = self.layout
         if self.aliased_arg is None:
             return factory.fresh(layout.size, layout.stride, layout.dtype, self.device)
-        source = args[self.aliased_arg]
-        make = factory.part if _holds(source, layout) else factory.view
-        return make(source, layout.size, layout.stride, layout.offset)
-
-
-def _holds(source: FakeTensor, layout: Layout) -> bool:
-    """Whether a layout surely fits in a tensor's storage; False in inference mode, and for inference tensors."""
-    room = source.untyped_storage().nbytes()
-    inside = type(room) is int and layout.span[0] >= 0 and layout.span[1] <= room
-    return inside and not (torch.is_inference_mode_enabled() or source.is_inference())
+        source: FakeTensor = args[self.aliased_arg]
+        if self.distance is None or torch.is_inference_mode_enabled() or source.is_inference():
+            return factory.view(source, layout.size, layout.stride, layout.offset)
+        room = source.untyped_storage().nbytes()
+        if type(room) is not int or layout.span[1] > room:
+            return factory.view(source, layout.size, layout.stride, layout.offset)
+        return factory.part(source, layout.size, layout.stride, self.distance)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +61,7 @@ class CacheEntry:
     container: type | None  # of the results, if they are several
     layouts: tuple[Layout, ...]  # of the results
     random: bool  # whether the op may draw random numbers
+    name: str  # of a node of the op
 
     def make(self, factory: FakeFactory, args: Sequence[Any]) -> Any:
         """The results, as tensors of the factory's mode; ``MISS`` for views of a storage of data-dependent size."""
@@ -83,6 +82,11 @@ class CachedCall:
     entry: CacheEntry  # ``MISS`` if the call was not seen before
     args: list[Any]  # nodes in place of tensors, if the caller asked for nodes
     kwargs: dict[str, Any]
+
+    @property
+    def layout(self) -> Layout:
+        """The layout of the first argument, if that is a tensor."""
+        return self.key[2]  # type: ignore[no-any-return]
 
 
 MISS: Any = object()  # the entry of a call that was not seen before
@@ -153,12 +157,12 @@ def _describe(
     for arg in args:
         type_ = type(arg)
         if type_ is FakeTensor:
-            dtype = arg.dtype
-            if is_symbolic(arg) or arg.layout is not _STRIDED or (dtype.is_complex and arg.is_conj()) or arg.is_neg():
+            if is_symbolic(arg) or arg.layout is not _STRIDED or arg.fake_mode is not mode or arg.constant is not None:
                 return None
-            if arg.fake_mode is not mode or arg.constant is not None:
+            layout = layout_of_plain(arg)
+            if layout.conj or layout.neg:
                 return None
-            parts += (arg.size(), arg.stride(), arg.storage_offset(), dtype, fake_device(arg))
+            parts += (layout, fake_device(arg))
             if nodes is not None and (arg := nodes.node(arg)) is None:
                 return None
         elif type_ is int or type_ is float or type_ is complex:
@@ -190,7 +194,7 @@ def _entry(func: Any, args: Sequence[Any], out: Any) -> CacheEntry | None:
     if any(key in storages for key in own) != views or (not views and len(set(own)) < len(own)):
         return None  # a result that is an argument, or shares its memory with another
     layouts = tuple(meta.layout for meta in metas if meta is not None)
-    return CacheEntry(tuple(metas), container, layouts, row.random)
+    return CacheEntry(tuple(metas), container, layouts, row.random, name_for(func))
 
 
 def _meta_of(leaf: FakeTensor, storages: dict[int, int], args: Sequence[Any]) -> ResultMeta | None:
@@ -207,4 +211,5 @@ def _meta_of(leaf: FakeTensor, storages: dict[int, int], args: Sequence[Any]) ->
             return None
     elif leaf.dtype != args[source].dtype or args[source].is_conj() or args[source].is_neg():
         return None
-    return ResultMeta(layout, leaf.fake_device, source)
+    distance = None if source is None or layout.span[0] < 0 else layout.offset - args[source].storage_offset()
+    return ResultMeta(layout, leaf.fake_device, source, distance)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import operator
 import sys
 from collections.abc import Callable, Sequence, Sized
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -110,18 +111,19 @@ class RecordingMode(ProxyTorchDispatchMode):
                 self._record(func, call, out, entry)
         return out
 
-    def propagate(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, CacheEntry | None]:
-        """An op's results, hidden from tracers, and their cache entry: None if sizes may be symbols."""
+    def propagate(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, CachedCall | None]:
+        """An op's results, hidden from tracers, and the call in the cache: None if sizes may be symbols."""
         call = meta_cache.find(func, args, kwargs, self.factory)
         if call is None:
             return on_handles(func, args, kwargs), None
         if call.entry is meta_cache.MISS:
             out = self._viewed(func, args, kwargs)
             out = on_handles(func, args, kwargs) if out is meta_cache.MISS else out
-            return out, meta_cache.insert(call.key, func, args, out)
+            entry = meta_cache.insert(call.key, func, args, out)
+            return out, None if entry is None else replace(call, entry=entry)
         with below_dispatch():
             out = call.entry.make(self.factory, args)
-        return (on_handles(func, args, kwargs), None) if out is meta_cache.MISS else (out, call.entry)
+        return (on_handles(func, args, kwargs), None) if out is meta_cache.MISS else (out, call)
 
     def _viewed(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """The view that a view op's own kernel makes of a fake tensor with plain sizes; ``MISS`` if it cannot."""
@@ -143,7 +145,7 @@ class RecordingMode(ProxyTorchDispatchMode):
         if source is None or is_symbolic(result) or is_symbolic(value):
             return record_view(self, op, value, args, result)
         with below_dispatch():
-            self._result(self._node(op, (source, *args), {}, observed=False), result)
+            self._result(self._node(op, (source, *args), {}, name_for(op), observed=False), result)
         return True
 
     def op_node(self, op: Any, args: Sequence[Any], kwargs: Any) -> Node:
@@ -154,7 +156,7 @@ class RecordingMode(ProxyTorchDispatchMode):
 
     def _record(self, func: Any, call: CachedCall, out: Any, entry: CacheEntry) -> None:
         """Add the node of an op whose results exist, given its arguments in nodes."""
-        node = self._node(func, tuple(call.args), call.kwargs, observed=entry.random)
+        node = self._node(func, tuple(call.args), call.kwargs, entry.name, observed=entry.random)
         if entry.container is None:
             self._result(node, out)
             return
@@ -174,8 +176,8 @@ class RecordingMode(ProxyTorchDispatchMode):
         item.meta.update({name: node.meta[name] for name in ORIGIN if name in node.meta}, val=shown)
         return item
 
-    def _node(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, observed: bool) -> Node:
-        node = new_node(self.tracer.graph, func, args, kwargs, name_for(func))
+    def _node(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str, *, observed: bool) -> Node:
+        node = new_node(self.tracer.graph, func, args, kwargs, name)
         node.meta["original_aten"] = func
         return self._added(node, observed=observed) or node
 
@@ -190,9 +192,11 @@ class RecordingMode(ProxyTorchDispatchMode):
         return None
 
     def _result(self, node: Node, out: FakeTensor | None) -> None:
-        if out is not None:
-            track(self.tracer, out, node)
-        node.meta["val"] = out if out is None else self.factory.snapshot(out)
+        if out is None:
+            node.meta["val"] = None
+            return
+        self.tracer.tensor_tracker.add(out, node, self.tracer)
+        node.meta["val"] = self.factory.snapshot(out)
 
     def _dispatch(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Dispatch an op as ``make_fx`` does."""

@@ -130,7 +130,7 @@ class FunctionalizationContext:
         if not self.executor.observed:
             return self.executor.physical(handle)  # its memory is current, also where a NumPy array was written
         view = self.graph.find(handle)
-        return handle if view is None else self.read(view)
+        return handle if view is None else regenerate(self, view)
 
     def read(self, view: View) -> Value:
         """The current value of a view."""
@@ -384,15 +384,16 @@ class FunctionalizationContext:
 
     def _replaced(self, args: Iterable[Any], values: ValueArguments) -> list[Any]:
         """The values of handles among arguments; notes in ``values`` whether strides differ."""
-        replaced = []
+        replaced: list[Any] = []
         for arg in args:
-            if isinstance(arg, torch.Tensor):
+            type_ = type(arg)
+            if type_ in PLAIN_TYPES or isinstance(arg, torch.Tensor):
                 value = self.value(arg)
                 if value is not arg and not values.strides_differ and arg.layout is torch.strided:
                     values.strides_differ = not same_strides(value, arg)
                 replaced.append(value)
             else:
-                replaced.append(self._replaced(arg, values) if isinstance(arg, (list, tuple)) else arg)
+                replaced.append(self._replaced(arg, values) if type_ is list or isinstance(arg, (list, tuple)) else arg)
         return replaced
 
     def rehandle(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> Any:

@@ -34,6 +34,7 @@ from functionalize._torch import (
     unbacked,
     uncompiled,
 )
+from functionalize._torch.fakes import fake_device
 from functionalize.aliasing import view_rules
 from functionalize.aliasing.bases import View
 from functionalize.aliasing.geometry import Layout
@@ -43,6 +44,7 @@ from functionalize.ops import tables, traits
 from functionalize.ops.tables import Kind, OpRow, ViewKind
 from functionalize.ops.variants import copying, view_of
 from functionalize.refusals.writes import QUANTIZED_WRITTEN, SPARSE_MADE_OF, SPARSE_PART_READ, SPARSE_PART_WRITTEN
+from functionalize.tracing.meta_cache import CachedCall
 from functionalize.transform import mutation
 from functionalize.transform.context import FunctionalizationContext
 from functionalize.transform.gradients.ended_gradients import WITHOUT_GRAD_MODE
@@ -91,7 +93,7 @@ class FunctionalizeMode(TorchDispatchMode):
     @uncompiled
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Kwargs | None = None) -> Any:
         if func is _DEVICE and type(args[0]) is FakeTensor:  # half of all ops on fake tensors
-            return args[0].fake_device
+            return fake_device(args[0])
         kwargs = kwargs or {}
         if types and not PLAIN_TYPES.issuperset(types) and not self.context.has_traced_subclass(args, kwargs):
             return NotImplemented  # a subclass desugars first; its inner tensors come back here
@@ -103,7 +105,7 @@ class FunctionalizeMode(TorchDispatchMode):
         if tracer is not self._tracer and tracer is not None:  # as in `aside`
             return func(*args, **kwargs) if kwargs else func(*args)
         context.op, context.origin = func, None
-        if self._suspects and handler not in _NO_USES and func is not aten.detach.default:
+        if self._suspects and handler not in _NO_USES and func is not _DETACH:
             context.notes.reshapes.lost_views.note_use(tensor_leaves(args, kwargs))
         if context.unseen is not None:
             context.unseen.adopt(tensor_leaves(args, kwargs))
@@ -187,47 +189,53 @@ class FunctionalizeMode(TorchDispatchMode):
             return random_ops.AS_FILLS[func](*args, **kwargs)
 
     def _view(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
-        if not self.context.executor.observed:
+        context = self.context
+        if not context.executor.observed:
             return on_handles(func, args, kwargs)  # only memory will be read: there is no graph to record
-        source, graph = args[0], self.context.graph
+        source, graph = args[0], context.graph
         if not isinstance(source, torch.Tensor):  # autograd asks for the conjugate of a number
             with self:
                 source = torch.scalar_tensor(source, dtype=_WIDEST[type(source)])
             args = (source, *args[1:])
         key = storage_key(source)
-        if key < 0 or func in view_rules.UNSUPPORTED_VIEWS:
+        if key < 0:
             return self._part_of_unstrided(func, args, kwargs)
-        if func is aten.as_strided.default:
+        if func is _AS_STRIDED:
             check_place(source, args[1:])
-        sized_by_data = func is aten.expand.default and unbacked(source.size())  # which may be 1, and expanded
-        out, layouts = self._run_view(func, args, kwargs)
-        if self.context.endings.grad_is_off and func is not aten.detach.default:
-            self.context.notes.note_view(source)
-            self.context.endings.note(source, WITHOUT_GRAD_MODE)
-        parent = graph.ensure(source)
-        if func is aten.as_strided.default and source.requires_grad:
-            self.context.notes.note_address(parent, Layout.of(out))
+        sized_by_data = func is _EXPAND and unbacked(source.size())  # which may be 1, and expanded
+        out, call = self._run_view(func, args, kwargs)
+        if context.endings.grad_is_off and func is not _DETACH:
+            context.notes.note_view(source)
+            context.endings.note(source, WITHOUT_GRAD_MODE)
+        parent = graph.ensure(source, key, None if call is None else call.layout)
+        if func is _AS_STRIDED and source.requires_grad:
+            context.notes.note_address(parent, Layout.of(out))
         if isinstance(out, torch.Tensor):
-            if layouts is None and storage_key(out) != key:
+            if call is None and storage_key(out) != key:
                 out = alias_of_wrapper(func, args, kwargs, out)
-            layout = Layout.of(out) if layouts is None else layouts[0]
+            layout = Layout.of(out) if call is None else call.entry.layouts[0]
             made = graph.derive(parent, func, tuple(args[1:]), layout, sized_by_data=sized_by_data)
-            self.context.view_made(out, made)
+            context.view_made(out, made)
         else:
-            self.context.notes.note_pieces(source)
-            layouts = layouts or [Layout.of(piece) for piece in out]
+            context.notes.note_pieces(source)
+            layouts = [Layout.of(piece) for piece in out] if call is None else call.entry.layouts
             steps = view_rules.lower(func, layouts, tuple(args[1:]))
             for piece, layout, (op, op_args) in zip(out, layouts, steps, strict=True):
-                self.context.view_made(piece, graph.derive(parent, op, op_args, layout))
+                context.view_made(piece, graph.derive(parent, op, op_args, layout))
         return out
 
-    def _run_view(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> tuple[Any, Sequence[Layout] | None]:
-        """The results of a view op on handles, and their layouts if these are cached."""
+    def _run_view(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> tuple[Any, CachedCall | None]:
+        """The results of a view op on handles, and the call if these are cached."""
         type_ = type(args[0])
         if self._mixes and type_ is not FakeTensor and type_ in PLAIN_TYPES:
             # FakeTensorMode would give a view of a constant other memory.
             return below_all_modes(func, args, kwargs), None
         return self.context.executor.propagate(func, args, kwargs)
+
+    def _unsupported_view(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
+        if not self.context.executor.observed:
+            return on_handles(func, args, kwargs)
+        return self._part_of_unstrided(func, args, kwargs)
 
     def _part_of_unstrided(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
         copy = tables.row(func).copy if self.context.executor.remove_views and counts_elements(args[0]) else None
@@ -330,6 +338,7 @@ _WIDEST = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: to
 
 
 _DEVICE = torch.ops.prim.device.default
+_AS_STRIDED, _DETACH, _EXPAND = aten.as_strided.default, aten.detach.default, aten.expand.default
 
 
 def _with_own_version(view: torch.Tensor) -> torch.Tensor:
@@ -460,5 +469,6 @@ def _by_row(func: Any) -> Handler:
     if row.kind is not Kind.FUNCTIONAL:
         return FunctionalizeMode._mutation
     if row.view in (ViewKind.SINGLE, ViewKind.MULTI):
-        return FunctionalizeMode._view
+        unsupported = func in view_rules.UNSUPPORTED_VIEWS
+        return FunctionalizeMode._unsupported_view if unsupported else FunctionalizeMode._view
     return FunctionalizeMode._replaced if row.functional else FunctionalizeMode._functional

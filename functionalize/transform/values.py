@@ -45,10 +45,11 @@ from functionalize._torch import (
     unbacked,
     uncached_fakes,
 )
-from functionalize.aliasing.geometry import Layout, hint, plain
+from functionalize.aliasing.geometry import hint, plain
 from functionalize.aliasing.tensor_queries import counts_elements, is_contiguous, is_fake, repeated, tensor_leaves
 from functionalize.ops import traits
 from functionalize.ops.variants import copying
+from functionalize.tracing.meta_cache import CachedCall
 from functionalize.tracing.recording_mode import RecordingMode
 
 aten = torch.ops.aten
@@ -69,6 +70,8 @@ class ValueExecutor:
         own = [mode for mode in mode_stack() if not isinstance(mode, (FakeTensorMode, RecordingMode))]
         self._recorder = self.proxies if isinstance(self.proxies, RecordingMode) and not own else None
         self.run: Run = _dispatch if self._recorder is None else self._recorder.run  # one op, on values
+        # Whether nodes can be added for views of fake handles without running the ops again (`record`).
+        self.records = self.proxies is not None and not remove_views
         self.observed = any(not isinstance(mode, FakeTensorMode) for mode in mode_stack())
         fake = any(isinstance(mode, FakeTensorMode) for mode in mode_stack())
         self.on_memory = self.proxies is not None and not fake  # a graph is traced while eager computes
@@ -117,11 +120,6 @@ class ValueExecutor:
         twin: Value = on_handles(op, (value,), {})
         self.retarget_proxy(twin, value)
         return twin
-
-    @property
-    def records(self) -> bool:
-        """Whether nodes can be added for views of fake handles without running the ops again (`record`)."""
-        return self.proxies is not None and not self.remove_views
 
     def record(self, op: Any, value: Value, args: tuple[Any, ...], handle: torch.Tensor) -> bool:
         """Add the node ``op(value, *args)`` with the handle as its result; False if that is not possible."""
@@ -174,14 +172,14 @@ class ValueExecutor:
         """Run an op on the program's own tensors, seen by no tracer."""
         return self.propagate(func, args, kwargs)[0]
 
-    def propagate(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, Sequence[Layout] | None]:
-        """Run an op on the program's own tensors, seen by no tracer: results, and their layouts if cached."""
+    def propagate(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, CachedCall | None]:
+        """Run an op on the program's own tensors, seen by no tracer: results, and the call if these are cached."""
         if func is aten.unbind.int and is_symbolic(args[0]):
             return [self.on_handles(aten.select.int, where, {}) for where in pieces_of(*args, **kwargs)], None
         if self._recorder is not None:
-            out, entry = self._recorder.propagate(func, args, kwargs)
-            if entry is not None:
-                return out, entry.layouts
+            out, call = self._recorder.propagate(func, args, kwargs)
+            if call is not None:
+                return out, call
         else:
             out = on_handles(func, args, kwargs)
         if self.symbolic:
