@@ -66,9 +66,12 @@ class AliasGraph:
 
     def close(self) -> None:
         """Drop all tensors: the call has ended."""
-        for base in list(self.bases.values()):  # dropping a value may free a handle, and so forget its base
-            base.release()
+        bases = list(self.bases.values())
         self.bases.clear()
+        for base in bases:
+            base.handles.clear()  # dropping a value may free a handle, which nobody needs to forget then
+        for base in bases:
+            base.release()
         self._together.clear()
 
     def find(self, handle: torch.Tensor) -> View | None:

@@ -36,6 +36,7 @@ class View:
         self.generation = 0  # how many writes of the base's log the value includes
         self.aliased = False  # the value belongs to another tensor as well
         self.is_source = False  # whether other views were read from it
+        self.record: Any = None  # of the program's history, once the program has made the view
         self.set_parent(parent, rule)
 
     def set_parent(self, parent: View | None, rule: ViewRule | None) -> None:
@@ -252,6 +253,8 @@ class Base:
 
     def drop_stale(self) -> None:
         """Forget values that no read would use."""
+        if not self.log.length:
+            return
         for view in self._views.values():
             if view is not self.top and not self.untouched(view, since=view.generation):
                 view.value = None

@@ -119,19 +119,19 @@ class Historian:
         self.history = AliasHistory()
         self._name_of, self._origin = name_of, origin
         self._bases: dict[Base, BaseRecord] = {}
-        self._views: dict[View, ViewRecord] = {}
-        self._writes = 0
+        self._views = self._writes = 0  # how many
 
     def viewed(self, view: View, op: Any) -> ViewRecord:
         """Note that the program made a view."""
-        record = self._views.get(view)
+        record: ViewRecord | None = view.record
         if record is not None:
             return record
         parent = None if view.parent is None else self.viewed(view.parent, op)
         base = self._base(view.base) if parent is None else parent.base
-        index, called = len(self._views), None if parent is None else op
-        time = index + self._writes
-        self._views[view] = record = ViewRecord(index, base, called, self._origin(), time, parent, view.layout)
+        index, called = self._views, None if parent is None else op
+        record = ViewRecord(index, base, called, self._origin(), index + self._writes, parent, view.layout)
+        view.record = record
+        self._views += 1
         base.views.append(record)
         return record
 
@@ -146,7 +146,7 @@ class Historian:
     def wrote(self, view: View, op: Any) -> None:
         """Note that the program wrote to a view."""
         record = self.viewed(view, op)
-        time = len(self._views) + self._writes
+        time = self._views + self._writes
         record.base.writes.append(WriteRecord(self._writes, record.base, op, self._origin(), time, record))
         self._writes += 1
 

@@ -89,9 +89,17 @@ class CachedCall:
         return self.key[2]  # type: ignore[no-any-return]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Op:
+    """An op, as part of keys, and whether its results can be cached."""
+
+    func: Any
+    usable: bool
+
+
 MISS: Any = object()  # the entry of a call that was not seen before
 _cache: dict[Any, CacheEntry | None] = {}
-_usable: dict[int, tuple[Any, bool]] = {}  # by identity, as in the keys: the hash of an op is a method in Python
+_ops: dict[int, _Op] = {}  # by identity: the hash of an op is a method in Python
 
 
 def clear() -> None:
@@ -106,12 +114,12 @@ def find(
 
     ``nodes``: maps its tensors to nodes; a call on a tensor without a node is not cached.
     """
-    usable = _usable.get(id(func))
-    if usable is None:
-        usable = _usable[id(func)] = func, _is_usable(func)
-    if not usable[1] or (func is _INDEX and _has_mask(args[1])):
+    op = _ops.get(id(func))
+    if op is None:
+        op = _ops[id(func)] = _Op(func, _is_usable(func))
+    if not op.usable or (func is _INDEX and _has_mask(args[1])):
         return None
-    parts: list[Any] = [id(func), torch.get_default_dtype()]
+    parts: list[Any] = [op, torch.get_default_dtype()]
     described = _describe(args, parts, factory.mode, nodes)
     if described is None:
         return None

@@ -28,7 +28,7 @@ from functionalize._torch import (
     record_view,
     settled,
 )
-from functionalize._torch.fakes import FakeFactory, FakeTensor, below_dispatch, data_dependent
+from functionalize._torch.fakes import FakeFactory, FakeTensor, below_dispatch, data_dependent, fake_device
 from functionalize._torch.symbols.traced_symbols import compared, endless, is_endless, is_foregone
 from functionalize._torch.symbols.tracing import (
     ProxyTorchDispatchMode,
@@ -196,7 +196,7 @@ class RecordingMode(ProxyTorchDispatchMode):
             node.meta["val"] = None
             return
         self.tracer.tensor_tracker.add(out, node, self.tracer)
-        node.meta["val"] = self.factory.snapshot(out)
+        node.meta["val"] = self.factory.around(out, fake_device(out))
 
     def _dispatch(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Dispatch an op as ``make_fx`` does."""

@@ -173,7 +173,7 @@ class FunctionalizationContext:
     def view_made(self, handle: torch.Tensor, view: View) -> None:
         """Note that the program got a handle from a view op."""
         self.graph.track(handle, view)
-        if self.historian is not None:
+        if self.historian is not None and view.record is None:
             self.historian.viewed(view, self.op)
         parent = view.parent
         if parent is None:

@@ -148,7 +148,7 @@ def new_tracer() -> PythonKeyTracer:
     tracer.tensor_tracker = TensorTracker()
     tracer.root = torch.nn.Module()
     tracer.graph = graph = Graph(tracer_cls=PythonKeyTracer)
-    graph._insert = graph._root._prepend  # what the method that FX takes calls
+    graph._insert = graph._root._prepend  # type: ignore[assignment]  # FX takes the method that calls it
     tracer.tensor_attrs = {}
     return tracer
 
