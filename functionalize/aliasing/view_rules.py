@@ -145,10 +145,14 @@ WAYS_BACK: dict[Any, Callable[..., OpCall]] = {
 
 def _whole(view_op: Any) -> Builder:
     """The builder of a view in :data:`WAYS_BACK`."""
+    way_back = WAYS_BACK[view_op]
 
     def build(source: Layout, out: Layout, *args: Any) -> ViewRule:
-        op, back = WAYS_BACK[view_op](source, *args)
-        return ViewRule(along(view_op, *args), lambda call, base, view: call(op, view, *back), covers=True)
+        def inverse(call: Call, base: LazyValue, view: Value) -> Value:
+            op, back = way_back(source, *args)
+            return call(op, view, *back)
+
+        return ViewRule(along(view_op, *args), inverse, covers=True)
 
     return build
 

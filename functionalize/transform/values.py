@@ -123,9 +123,9 @@ class ValueExecutor:
 
     def record(self, op: Any, value: Value, args: tuple[Any, ...], handle: torch.Tensor) -> bool:
         """Add the node ``op(value, *args)`` with the handle as its result; False if that is not possible."""
-        if self.proxies is None or not self.records or not isinstance(handle, FakeTensor):
+        if self.proxies is None or not self.records or type(handle) is not FakeTensor:
             return False
-        if self._recorder is not None and op is not aten.as_strided.default and isinstance(value, FakeTensor):
+        if self._recorder is not None and op is not aten.as_strided.default and type(value) is FakeTensor:
             return self._recorder.record_view(op, value, args, handle)
         return record_view(self.proxies, op, value, args, handle)
 
