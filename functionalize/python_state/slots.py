@@ -77,11 +77,12 @@ class ContainerSource:
     The object's source has this one, which refers to it weakly: a cycle would keep the values of a walk that is over.
     """
 
-    __slots__ = ("_owner", "container", "path")
+    __slots__ = ("_owner", "container", "is_ordered", "path")
 
     def __init__(self, container: Container, path: str = "", owner: ObjectSource | None = None) -> None:
         """``container``: as it was resolved last; ``owner``: None for a root."""
         self.container, self.path = container, path
+        self.is_ordered = False  # whether a program may see the order of its entries
         self._owner = None if owner is None else weakref.ref(owner)
 
     @property

@@ -78,7 +78,6 @@ class StateWalk:
     entered: dict[Slot, ObjectSource] = field(default_factory=dict)  # of objects that were entered, without tuples
     tuples: list[Slot] = field(default_factory=list)  # of tuples that are not in a tuple
     containers: dict[int, ContainerSource] = field(default_factory=dict)  # by identity at the walk
-    ordered: dict[int, ContainerSource] = field(default_factory=dict)  # dicts whose order a program may see
     weak: list[Slot] = field(default_factory=list)  # weak references to tensors
     keyed_by_tensor: list[Container] = field(default_factory=list)  # dicts with tensors for keys, sets with tensors
     modules: dict[int, str] = field(default_factory=dict)  # paths, by identity
@@ -124,7 +123,7 @@ class StateWalk:
         """Record a container, whose content is compared after the run."""
         source = self.containers.setdefault(id(container), ContainerSource(container, path))
         if len(container) > 1 and _is_ordered(container, container, False):
-            self.ordered[id(container)] = source
+            source.is_ordered = True
 
     def _enter(self, value: Any, slot: Slot) -> None:
         cls = type(value)
@@ -162,8 +161,8 @@ class StateWalk:
             path = joined(slot.path, index)
             self._enter(item, Slot(slot.source, slot.key, path, (*slot.steps, index), self._holders > 0))
 
-    def _add_leaf(self, kind: type, slots: list[Slot], slot: Slot) -> None:
-        self.shape.append(kind)
+    def _add_leaf(self, cls: type, slots: list[Slot], slot: Slot) -> None:
+        self.shape.append(cls)
         slots.append(slot)
         self.leaves.append(slot)
 
@@ -211,8 +210,7 @@ class StateWalk:
             if not keys:
                 self.shape.append((type(value), ()))
                 continue
-            if len(keys) > 1 and _is_ordered(value, container, module):
-                self.ordered[id(container)] = source
+            source.is_ordered = len(keys) > 1 and _is_ordered(value, container, module)
             self._open(value, source, keys, path)
         self._holders -= treatment.is_holder
 

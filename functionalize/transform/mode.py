@@ -338,7 +338,9 @@ _WIDEST = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: to
 
 
 _DEVICE = torch.ops.prim.device.default
-_AS_STRIDED, _DETACH, _EXPAND = aten.as_strided.default, aten.detach.default, aten.expand.default
+_AS_STRIDED = aten.as_strided.default
+_DETACH = aten.detach.default
+_EXPAND = aten.expand.default
 
 
 def _with_own_version(view: torch.Tensor) -> torch.Tensor:

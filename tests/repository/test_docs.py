@@ -232,7 +232,7 @@ def test_demo_ends_well() -> None:
     assert "Both graphs are pure and equal to eager." in run_script("examples/demo.py")
 
 
-@pytest.mark.slow
+@pytest.mark.full(seconds=10)
 def test_deferred_example_ends_well() -> None:
     assert "from the last layer to the first, equal to eager: True" in run_script("examples/deferred.py")
 

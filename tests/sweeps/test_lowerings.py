@@ -56,14 +56,14 @@ def swept(table: Table, names: Sequence[str], dtypes: list[str], count: int = 1)
     return found
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", ["add", "div.floor_rounding", "index_put", "var", "scatter_reduce.amax", "as_strided"])
 def test_operators_of_the_database(name: str) -> None:
     found = swept(Table(JAX), [name], ["float32", "int64"])
     assert {row.status for row in found} == {RIGHT}, found
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["cholesky", "linalg.cholesky", "cumprod", "nn.functional.conv2d", "index_put"])
 def test_gradients_of_operators_of_the_database(name: str) -> None:
@@ -166,7 +166,7 @@ def test_jax_differentiates_zeta_as_torch_does() -> None:
 
 
 @pytest.mark.slow(seconds=10)
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 @pytest.mark.parametrize("to", [to for to in SWEPT if Table(ROUTES[to]).ledger().floors])
 def test_a_share_of_the_database(to: str) -> None:
     """Other operators for each commit, in all dtypes, by a route whose ledger was written by a whole sweep.

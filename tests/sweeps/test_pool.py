@@ -55,7 +55,7 @@ def test_each_part_has_one_result() -> None:
     assert results["raises first"] == results["raises third"]
 
 
-@pytest.mark.slow(seconds=10)
+@pytest.mark.full(seconds=10)
 def test_a_worker_that_has_used_too_much_memory_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     with Pool(Work(whole, _check, _lost, 60.0), 1) as workers:
         kept = {result.split(": ")[1] for result in workers.run(["one", "two"])}

@@ -114,7 +114,8 @@ class SideEffectRecorder:
         new, touched = (now, before) if mapping else (dict(enumerate(now)), dict(enumerate(before)))
         removed, adds = tuple[Any, ...](), False
         length: int | None = len(before)
-        order = tuple(before) if id(container) in self._states[index].walk.ordered else ()
+        source = self._states[index].walk.containers.get(id(container))
+        order = tuple(before) if source is not None and source.is_ordered else ()
         last = tuple(map(key_of, _moved(before, now))) if isinstance(container, dict) else ()
         if mapping:
             new = {key: item for key, item in now.items() if _differ(before.get(key, ABSENT), item)}

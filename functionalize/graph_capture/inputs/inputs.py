@@ -90,17 +90,18 @@ class TracedInput:
     def frozen(self, numbers: dict[int, int]) -> GraphInput:
         """The input as calls know it; ``numbers``: the positions of inputs by identity."""
         is_tensor, of, base_of, root = self.is_tensor, self.gradient_of, self.base_of, self.root
-        own = self.slot is self.argument is of is base_of is None  # held by the program itself
+        # Held by the program itself.
+        own = self.slot is None and self.argument is None and of is None and base_of is None
         constant = self.value if (own if is_tensor else isinstance(self.value, (int, float, bool, str))) else None
         return GraphInput(
-            self.kind,
-            self.name,
-            self.target,
-            is_tensor,
-            self.slot,
-            self.argument,
-            constant,
-            self.persistent,
+            kind=self.kind,
+            name=self.name,
+            target=self.target,
+            is_tensor=is_tensor,
+            slot=self.slot,
+            argument=self.argument,
+            constant=constant,
+            persistent=self.persistent,
             gradient_of=None if of is None else numbers[id(of)],
             base_of=None if base_of is None else numbers[id(base_of)],
             root=None if root is None else numbers[id(root)],
@@ -200,9 +201,8 @@ class ProgramInputs:
                 by_tensor[id(tensor)] = made
             elif (first := by_tensor[id(tensor)].slot) is not None and first is not slot:
                 first.held = True  # an input in any case: whether both places hold one tensor may matter
-        found = [*by_tensor.values()]
         for input_kind in _PREFIX:
-            yield from [entry for entry in found if entry.kind is input_kind]
+            yield from [entry for entry in by_tensor.values() if entry.kind is input_kind]
 
     def _gradients(self, inputs: list[TracedInput], taken: set[str], suppose: bool) -> Iterator[TracedInput]:
         """The gradients that inputs have, or could have."""

@@ -10,7 +10,7 @@ import types
 from collections import OrderedDict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Set
 from functools import partial, reduce
-from operator import is_
+from operator import attrgetter, is_
 from typing import Any, NamedTuple
 
 import torch
@@ -217,7 +217,7 @@ class PythonGuards(GuardKind):
             for source, length in zip(sized, lengths, strict=True)
         ]
         self.rows += map(_guard, fields)
-        for source in state.ordered.values():
+        for source in filter(attrgetter("is_ordered"), state.containers.values()):
             name, keys = f"list({source.path or 'the module'})", keys_of(source.container)
             self.rows.append(_guard(("", name, source, ORDER, keys, keys)))
 

@@ -289,7 +289,7 @@ def test_text_comes_from_a_program_whose_first_call_differs(jit: bool) -> None:
 # Names of arguments
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", ["state", "args", "kwargs", "program", "fn"])
 def test_arguments_may_have_the_names_of_our_parameters(name: str, tmp_path: Path) -> None:
     space: dict[str, Any] = {}

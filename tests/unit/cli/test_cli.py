@@ -290,7 +290,7 @@ def test_evaluation_mode_writes_no_statistics(run: Any) -> None:
     assert refused.exit_code == 1 and "--eval is for modules" in refused.stderr
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -352,7 +352,7 @@ def test_verify_finds_differences(run: Any) -> None:
     assert list(data) == ["target", "functional", "equal", "runs", "differences"]
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 @pytest.mark.slow(seconds=6)
 @pytest.mark.parametrize("kind", ["pt2", "onnx", "stablehlo"])
 def test_exported_files_are_run_with_their_state(run: Any, kind: str) -> None:
@@ -539,7 +539,7 @@ def process(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *arguments], cwd=cwd, capture_output=True, text=True)
 
 
-@pytest.mark.slow
+@pytest.mark.full(seconds=8)
 def test_a_pipe_sees_no_progress(tmp_path: Path) -> None:
     done = process("-m", "functionalize", "trace", "cli_models:Deep", "f32[2]", "--json", cwd=tmp_path)
     assert done.returncode == 0 and done.stderr == ""

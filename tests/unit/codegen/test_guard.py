@@ -74,6 +74,7 @@ def test_a_cache_of_other_sources_is_not_used(other_torch: sources.Source, cache
     assert "aten::novel ('functional',)" in tables._installed_rows().splitlines()
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     "text", ["", "ROWS = ", "ROWS = open('/')", "import sys\nsys.exit('a cached table was run')\n"], ids=range(4)
 )
@@ -123,7 +124,7 @@ def test_a_torch_without_its_yaml_leaves_the_shipped_tables(
     assert notice.endswith("the installed version: torchgen is not installed")
 
 
-@pytest.mark.slow
+@pytest.mark.full(seconds=7)
 def test_processes_that_start_at_once_do_not_disturb_each_other(other_torch: sources.Source, cache: Path) -> None:
     program = (
         "from pathlib import Path\n"

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from functionalize import capture
 
-ROUNDS = 100
+ROUNDS = 50
 _REFUSED = "another thread is capturing"
 
 

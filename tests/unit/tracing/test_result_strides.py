@@ -23,7 +23,7 @@ LAYOUTS: dict[str, Callable[[torch.dtype], torch.Tensor]] = {
 }
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: operator.__name__)
 def test_of_two_tensors(operator: Callable[..., Any], dtype: torch.dtype) -> None:

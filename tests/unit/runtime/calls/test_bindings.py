@@ -17,7 +17,7 @@ from functionalize.runtime.calls.bindings import bound
 from functionalize.runtime.graphs.graph_forms import executable
 from tests.sweeps.opinfo.cases import op_names, op_table
 
-SHARDS = 24
+SHARDS = 36
 DTYPES = torch.float32, torch.int64, torch.complex64
 pytree = torch.utils._pytree
 

@@ -115,7 +115,7 @@ def assert_drawn_alike(program: Any, eager: Any, *args: Any) -> None:
     assert (drawn[0] is RuntimeError) == (expected[0] is RuntimeError)
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_numbers_are_those_of_eager(name: str) -> None:
     program = capture(PROGRAMS[name], _of_counts(_COUNTS[0]))
