@@ -82,11 +82,11 @@ class Layout:
         if tensor.layout is not _STRIDED or (type(tensor) is not FakeTensor and tensor.is_nested):
             # It has no storage to address, and no views.
             return cls(() if tensor.is_nested else tuple(tensor.size()), (), 0, tensor.dtype)
-        if not is_symbolic(tensor):
-            return layout_of_plain(tensor)
-        size, stride, offset = tensor.size(), tensor.stride(), tensor.storage_offset()
+        size, stride, offset = tensor.shape, tensor.stride(), tensor.storage_offset()
         dtype = tensor.dtype
         conj, neg = dtype.is_complex and tensor.is_conj(), tensor.is_neg()
+        if not is_symbolic(tensor):
+            return plain_layout(size, stride, offset, dtype, conj, neg)
         return cls(tuple(map(plain, size)), tuple(map(plain, stride)), plain(offset), dtype, conj, neg)
 
     @cached_property
@@ -209,15 +209,8 @@ class Layout:
         return not (self.conj or self.neg)
 
 
-def layout_of_plain(tensor: torch.Tensor) -> Layout:
-    """The layout of a strided tensor whose sizes are plain numbers: one object for each layout."""
-    dtype = tensor.dtype
-    conj, neg = dtype.is_complex and tensor.is_conj(), tensor.is_neg()
-    return _layout(tensor.shape, tensor.stride(), tensor.storage_offset(), dtype, conj, neg)
-
-
 @lru_cache(20_000)
-def _layout(size: Sequence[int], *rest: Any) -> Layout:
+def plain_layout(size: Sequence[int], *rest: Any) -> Layout:
     """The layout of plain sizes: one object for each, so that its cached properties are computed once."""
     return Layout(tuple(size), *rest)
 

@@ -19,7 +19,7 @@ import torch
 from functionalize._torch import FakeTensor, FakeTensorMode, OpOverload, is_symbolic, storage_id
 from functionalize._torch.fakes import FakeFactory, below_dispatch, data_dependent, fake_device
 from functionalize._torch.symbols.tracing import TensorTracker, name_for
-from functionalize.aliasing.geometry import Layout, layout_of_plain
+from functionalize.aliasing.geometry import Layout, plain_layout
 from functionalize.ops import tables, traits
 from functionalize.ops.tables import ViewKind
 
@@ -167,9 +167,10 @@ def _describe(
         if type_ is FakeTensor:
             if is_symbolic(arg) or arg.layout is not _STRIDED or arg.fake_mode is not mode or arg.constant is not None:
                 return None
-            layout = layout_of_plain(arg)
-            if layout.conj or layout.neg:
+            dtype = arg.dtype
+            if (dtype.is_complex and arg.is_conj()) or arg.is_neg():
                 return None
+            layout = plain_layout(arg.shape, arg.stride(), arg.storage_offset(), dtype, False, False)
             parts += (layout, fake_device(arg))
             if nodes is not None and (arg := nodes.node(arg)) is None:
                 return None
