@@ -178,16 +178,17 @@ class PythonGuards(GuardKind):
         """Add guards on a module: whether it trains, its hooks, its attributes without the ``entered`` ones."""
         content, memo = attributes.container, self._memo
         self._modules.add(id(content))
-        fields = [
-            (path, name, attributes, name, value, EMPTY[cls] if cls in EMPTY and not value else frozen(value, memo))
-            if cls not in PLAIN
-            else (path, name, attributes, name, value, value)
-            for (name, value), identity in zip([*content.items()], map(id, content.values()), strict=True)
-            if name not in _OF_MODULES
-            for cls in [type(value)]
-            if cls in PLAIN or not (identity in entered or (cls not in EMPTY and issubclass(cls, torch.Tensor)))
-        ]
-        self.rows += map(_guard, fields)
+        for name, value in content.items():
+            cls = type(value)
+            if name in _OF_MODULES:
+                continue
+            if cls in PLAIN:
+                held = value
+            elif id(value) in entered or issubclass(cls, torch.Tensor):
+                continue
+            else:
+                held = EMPTY[cls] if cls in EMPTY and not value else frozen(value, memo)  # the hooks of most modules
+            self.rows.append(_guard((path, name, attributes, name, value, held)))
 
     def add_code(self, code: Iterable[tuple[str, ObjectSource, Sequence[str]]]) -> None:
         """Add guards on attributes of functions, classes and objects that decide which code runs."""
