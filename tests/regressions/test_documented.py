@@ -402,7 +402,7 @@ def test_programs(func: Program, inputs: tuple[Any, ...], mode: Any, remove: str
 SYMBOLIC = [one for one in PROGRAMS if not str(one.id).startswith("resize_")]
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.slow
 @EITHER
 @pytest.mark.parametrize(("func", "inputs"), SYMBOLIC)

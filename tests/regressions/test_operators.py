@@ -89,7 +89,7 @@ _EQUATIONS = {
 }
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("driver", [None, "gels", "gelsd", "gelss", "gelsy"])
 @pytest.mark.parametrize("equations", _EQUATIONS)
 def test_least_squares_are_laid_out_as_in_eager(equations: str, driver: str | None) -> None:

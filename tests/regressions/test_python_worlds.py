@@ -138,7 +138,7 @@ def _world(name: str, form: str = CLOSURE) -> World:
     return World(form, tuple(map(Line, declared)), tuple(map(Line, steps)), **plain)  # type: ignore[arg-type]
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", WORLDS)
 @pytest.mark.slow

@@ -145,6 +145,7 @@ def test_the_map_of_tests_names_files_that_exist() -> None:
     assert len(named) > 40 and not lost
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", modules())
 def test_docstring_examples(name: str) -> None:
     options = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS

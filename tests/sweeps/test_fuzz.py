@@ -40,13 +40,13 @@ def _failures(seeds: range) -> list[str]:
 
 @pytest.mark.parametrize("shard", [pytest.param(n, marks=[pytest.mark.slow] * (n >= QUICK)) for n in range(SHARDS)])
 @pytest.mark.slow
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 def test_programs_equal_eager(shard: int) -> None:
     failures = _failures(range(shard * FAST, (shard + 1) * FAST))
     assert not failures, "\n\n".join(failures)
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.slow
 @pytest.mark.skipif(not FRESH_FROM, reason="programs nobody has run yet: scripts/test gives them a FUZZ_SEED")
 @pytest.mark.parametrize("shard", range(SHARDS))
@@ -65,7 +65,7 @@ def test_more_programs_equal_eager(shard: int) -> None:
     assert not failures, "\n\n".join(failures)
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("seed", range(CALLED))
 def test_other_calls_equal_eager(seed: int) -> None:
     """A captured program is called otherwise than it was captured; each call equals eager, or is refused."""

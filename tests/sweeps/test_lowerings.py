@@ -56,14 +56,14 @@ def swept(table: Table, names: Sequence[str], dtypes: list[str], count: int = 1)
     return found
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("name", ["add", "div.floor_rounding", "index_put", "var", "scatter_reduce.amax", "as_strided"])
 def test_operators_of_the_database(name: str) -> None:
     found = swept(Table(JAX), [name], ["float32", "int64"])
     assert {row.status for row in found} == {RIGHT}, found
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["cholesky", "linalg.cholesky", "cumprod", "nn.functional.conv2d", "index_put"])
 def test_gradients_of_operators_of_the_database(name: str) -> None:
@@ -109,7 +109,7 @@ PRODUCTS: dict[str, Any] = {
 ADDED: dict[str, tuple[int, ...]] = {"addmv": (7,), "baddbmm": (3, 7, 7), "conv1d": (3,), "conv_transpose1d": (7,)}
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_products_of_16_bits_are_rounded_once(name: str, dtype: torch.dtype) -> None:
@@ -166,7 +166,7 @@ def test_jax_differentiates_zeta_as_torch_does() -> None:
 
 
 @pytest.mark.slow(seconds=10)
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("to", [to for to in SWEPT if Table(ROUTES[to]).ledger().floors])
 def test_a_share_of_the_database(to: str) -> None:
     """Other operators for each commit, in all dtypes, by a route whose ledger was written by a whole sweep.
@@ -188,7 +188,7 @@ def test_programs_of_the_fuzzer() -> None:
     check_fuzzed(range(20), "jax")
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.slow(seconds=10)
 @pytest.mark.parametrize("to", ["module", "core_aten", "onnx"])
 def test_programs_of_the_fuzzer_that_are_exported(to: str) -> None:
@@ -256,7 +256,7 @@ def _drop_nothing(model: torch.nn.Module) -> None:
                 setattr(owner, name, 0.0)
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize(("name", "training"), list(_models()))
 def test_models(name: str, training: bool) -> None:
     """Three calls in a row, jitted: what the model returns, and its buffers."""

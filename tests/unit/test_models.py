@@ -69,7 +69,7 @@ def test_model_equals_eager(model: Model, remove: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("remove", REMOVES)
 @pytest.mark.parametrize(("model", "mode"), OTHER_MODES)
 def test_model_in_other_modes(model: Model, mode: str, remove: str) -> None:

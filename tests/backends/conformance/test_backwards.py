@@ -97,7 +97,7 @@ def _decoder() -> tuple[Any, Callable[[], tuple[Tensor, ...]]]:
     return step_of(model, optimizer), lambda: (torch.randn(2, 2, 8, 8),)
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.slow
 @pytest.mark.parametrize("route", [ONNX, JAX])
 def test_a_step_of_a_model_that_resamples(route: Route, tmp_path: Path) -> None:

@@ -289,7 +289,7 @@ def test_text_comes_from_a_program_whose_first_call_differs(jit: bool) -> None:
 # Names of arguments
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("name", ["state", "args", "kwargs", "program", "fn"])
 def test_arguments_may_have_the_names_of_our_parameters(name: str, tmp_path: Path) -> None:
     space: dict[str, Any] = {}
@@ -366,7 +366,7 @@ def _streams(kind: type[nn.Module]) -> tuple[nn.Module, list[Tensor], Any]:
     return model, [torch.randn(length, 2) for length in lengths], ({0: Dim("n", min=4)},)
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("kind", [_Streaming, _Convolution])
 @pytest.mark.parametrize("route", [MODULE, ONNX, JAX_UNJITTED, STABLEHLO])
 def test_state_is_a_view_at_an_offset_that_sizes_give(kind: type[nn.Module], route: Route, tmp_path: Path) -> None:

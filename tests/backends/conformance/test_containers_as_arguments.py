@@ -67,7 +67,7 @@ def _by_jax(make: Container, route: Callable[..., Any]) -> Tensor:
     return ours.to_torch(route(arrays))
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("name", CONTAINERS)
 def test_arguments_in_containers(name: str, tmp_path: Path) -> None:
     make, refusing = CONTAINERS[name]

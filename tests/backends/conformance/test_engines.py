@@ -238,7 +238,7 @@ def threaded(compiled: Compiled, state: list[Tensor]) -> Program:
     return call
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_explicit_state_is_that_of_eager(name: str) -> None:
     """What the engines get, run by torch: it writes nothing."""

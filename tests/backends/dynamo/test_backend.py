@@ -164,7 +164,7 @@ INFERENCE: list[tuple[Callable[..., Any], int]] = [
 ]
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @WAYS
 @pytest.mark.parametrize(("func", "inputs"), INFERENCE, ids=[func.__name__ for func, _ in INFERENCE])
 def test_inference(func: Callable[..., Any], inputs: int, remove: str, dynamic: bool) -> None:
@@ -257,7 +257,7 @@ TRAINING = [
 ]
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @WAYS
 @pytest.mark.parametrize("func", TRAINING, ids=lambda func: func.__name__)
 def test_training(func: Callable[..., Any], remove: str, dynamic: bool) -> None:

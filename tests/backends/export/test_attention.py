@@ -37,7 +37,7 @@ def gradients(options: dict[str, Any], *, rows_first: bool) -> Callable[[Tensor,
     return run
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @on_each_route
 @pytest.mark.parametrize("rows_first", [False, True])
 @pytest.mark.parametrize("name", CALLS)
@@ -58,7 +58,7 @@ def test_gradients_of_attention_with_16_bits(dtype: torch.dtype, route: Route) -
     torch.testing.assert_close(called(query, key), run(query, key), rtol=3e-2, atol=3e-2)
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @on_each_route
 def test_steps_of_a_transformer(route: Route) -> None:
     torch.manual_seed(0)

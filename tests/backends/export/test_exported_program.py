@@ -105,7 +105,7 @@ def test_decomposed(name: str) -> None:
 SLOW = {"sgd", "adamw", "tied-step"}
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in PROGRAMS])
 def test_core_operators_alone(name: str) -> None:
     program, inputs = made(name)

@@ -40,7 +40,7 @@ def test_antialiasing(mode: str, options: Any, route: Route, tmp_path: Path) -> 
         assert not [node for node in program.to_core_aten().graph.nodes if "_aa" in str(node.target)]
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @on_each_route
 @pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
 def test_gradients_of_antialiasing(mode: str, route: Route, tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_gradients_of_antialiasing(mode: str, route: Route, tmp_path: Path) -> N
     torch.testing.assert_close(route(capture(run, (x,)), tmp_path)(x), run(x), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @on_each_route
 def test_sizes_that_a_decomposition_asked_for(route: Route, tmp_path: Path) -> None:
     """Spelt out for sizes at which the image becomes smaller: JAX did so at others too, and gave other numbers."""

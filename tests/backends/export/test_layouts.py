@@ -98,7 +98,7 @@ both = pytest.mark.parametrize("route", [SAVED, ONNX])
 
 
 @both
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("name", CASES)
 def test_arguments_that_lie_otherwise_are_refused(name: str, route: Route, tmp_path: Path) -> None:
     program, example, other = CASES[name]
@@ -113,7 +113,7 @@ def test_arguments_that_lie_otherwise_are_refused(name: str, route: Route, tmp_p
     torch.testing.assert_close(untouched, other(), rtol=0, atol=0)
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.parametrize("name", CASES)
 def test_torch_takes_programs_with_assertions_apart(name: str) -> None:
@@ -204,7 +204,7 @@ def test_other_dtypes_are_refused() -> None:
         module(whole().double())
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("name", CASES)
 def test_random_arguments_lie_as_they_must(name: str, tmp_path: Path) -> None:
     program, example, _ = CASES[name]

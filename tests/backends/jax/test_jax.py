@@ -155,7 +155,7 @@ CASES: dict[str, Callable[[], Case]] = {
 }
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("name", CASES)
 def test_three_calls_are_as_eager(name: str) -> None:
     torch.manual_seed(0)
@@ -192,7 +192,7 @@ def test_arguments_that_were_one_tensor_are_read_each_by_itself() -> None:
     assert module(*map(to_torch, arrays)).tolist() == [321, 321]
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("share", [Tensor.detach, lambda weight: weight.detach().t(), lambda weight: weight.data[:1]])
 def test_arguments_that_share_memory_with_state_are_read_each_by_itself(share: Any, tmp_path: Path) -> None:
     """As parameters that are passed by `functional_call`; a call gives others, and their gradients are asked for."""
@@ -250,7 +250,7 @@ OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.slow
 def test_the_first_step_makes_the_state_of_an_optimizer(name: str) -> None:

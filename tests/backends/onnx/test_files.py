@@ -480,7 +480,7 @@ def _marked(name: str) -> Any:
     return pytest.param(name, marks=pytest.mark.slow(seconds=4) if name in _IN_CI else pytest.mark.full)
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", list(map(_marked, MODELS)))
 def test_model_in_plain_onnx_runtime(name: str, tmp_path: Path) -> None:

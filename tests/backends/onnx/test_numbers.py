@@ -145,7 +145,7 @@ MARGINS = {
 }
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.slow(seconds=3)
 @pytest.mark.parametrize("name", MARGINS)
 def test_margin_loss_of_several_targets(name: str, tmp_path: Path) -> None:

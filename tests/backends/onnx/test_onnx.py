@@ -40,7 +40,7 @@ def assert_three_calls(program: Any, inputs: Any, twin: Any, path: Path) -> Any:
     return run
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("name", list(map(_marked, PROGRAMS)))
 def test_three_calls(name: str, tmp_path: Path) -> None:
     program, inputs = made(name)
@@ -148,7 +148,7 @@ def wide_numbers(x: Tensor) -> Any:
     )
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.slow(seconds=4)
 @pytest.mark.parametrize(
     ("program", "dtype"),

@@ -185,7 +185,7 @@ class Dropped(nn.Module):
         return nn.functional.dropout(x, 0.5, self.training)
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize(
     ("model", "said"),

@@ -30,7 +30,7 @@ def run(function: Callable[..., Any], *calls: tuple[Tensor, ...], path: Path) ->
     return [(loaded(*args), function(*args)) for args in calls]
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.slow(seconds=4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_gamma_functions(dtype: torch.dtype, tmp_path: Path) -> None:

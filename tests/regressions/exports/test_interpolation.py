@@ -18,7 +18,7 @@ from tests.support.routes import ONNX
 
 
 # Kernels that copy along a dimension that stays as it is, and others that take the scale there as well.
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize(
     ("mode", "dims"),
     [("linear", 1), ("bilinear", 2), ("trilinear", 3), ("nearest", 1), ("nearest", 2), ("nearest-exact", 2)],

@@ -108,7 +108,7 @@ def without_dimensions(x: Tensor, n: Tensor) -> Any:
     return one, n.sort(stable=True), x.max(0)
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.slow(seconds=6)
 @pytest.mark.parametrize(
     "function", [whole_quotients, truths, of_no_elements, means_of_no_elements, without_dimensions]
@@ -143,7 +143,7 @@ SCATTERS: dict[str, Callable[..., Tensor]] = {
 }
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bool], ids=str)
 @pytest.mark.parametrize("name", SCATTERS)
 def test_scatters_that_reduce_what_the_engine_has_no_kernel_for(name: str, dtype: torch.dtype, tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ DRAWS: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("name", DRAWS)
 def test_draws_without_a_generator_that_may_have_one(name: str, tmp_path: Path) -> None:
     expected = DRAWS[name](torch.zeros(5))

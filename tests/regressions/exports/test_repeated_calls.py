@@ -371,7 +371,7 @@ def test_a_first_step_in_low_precision(kind: Any, tmp_path: Path) -> None:
         torch.testing.assert_close(module(x), reference(x), rtol=2e-2, atol=1e-3)
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"bidirectional": True, "num_layers": 2}, {"bias": False}], ids=str)
 def test_steps_of_recurrent_layers(options: dict[str, Any], tmp_path: Path) -> None:

@@ -182,7 +182,7 @@ class Gaps(nn.Module):
         return one * 1, other * 1, one.as_strided((16,), (1,), 0) * 1 if self.reads else one + 1
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
 @pytest.mark.parametrize("remove", ["mutations", "mutations_and_views"])
 def test_elements_of_shared_memory_that_nobody_shows(remove: str, dtype: torch.dtype, tmp_path: Path) -> None:

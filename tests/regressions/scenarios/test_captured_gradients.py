@@ -437,7 +437,7 @@ def leaf() -> Tensor:
     return torch.ones((), dtype=torch.float64, requires_grad=True)
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @metadata.each
 def test_new_metadata(func: Any, inputs: tuple[Sequence[Size], Given], remove: str) -> None:
     sizes, given = inputs

@@ -122,7 +122,7 @@ def part_of_the_windows_of_an_input(x: Tensor) -> Any:
 PROGRAMS = [value for value in list(globals().values()) if getattr(value, "__module__", None) == __name__]
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("remove", REMOVES)
 @pytest.mark.parametrize("mode", [None, *MODES], ids=str)
 @pytest.mark.parametrize("func", PROGRAMS, ids=lambda func: func.__name__)
@@ -240,7 +240,7 @@ def after(write: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
     return program
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("mode", [None, *MODES], ids=str)
 @pytest.mark.parametrize("name", OVERLAPPING)
 def test_a_source_that_overlaps_is_refused_in_a_trace(name: str, mode: Any) -> None:
@@ -255,7 +255,7 @@ def test_a_source_that_overlaps_is_refused_in_a_trace(name: str, mode: Any) -> N
     assert_equivalent(after(lambda x: write(x, torch.clone)), matrix(), tracing_mode=mode)
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("mode", [None, *MODES], ids=str)
 @pytest.mark.parametrize("name", DEFINED)
 def test_a_source_that_changes_nothing_is_taken(name: str, mode: Any) -> None:

@@ -290,7 +290,7 @@ def test_evaluation_mode_writes_no_statistics(run: Any) -> None:
     assert refused.exit_code == 1 and "--eval is for modules" in refused.stderr
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -352,7 +352,7 @@ def test_verify_finds_differences(run: Any) -> None:
     assert list(data) == ["target", "functional", "equal", "runs", "differences"]
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.slow(seconds=6)
 @pytest.mark.parametrize("kind", ["pt2", "onnx", "stablehlo"])
 def test_exported_files_are_run_with_their_state(run: Any, kind: str) -> None:

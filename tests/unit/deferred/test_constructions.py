@@ -25,7 +25,7 @@ def construction(make: Make) -> Make:
     return make
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("name", MAKES)
 def test_constructions(name: str) -> None:
     check(module(MAKES[name]))

@@ -68,7 +68,7 @@ def test_most_modules_of_torch_are_constructed() -> None:
     assert {"Linear", "LSTM", "Conv3d", "Embedding", "MultiheadAttention", "LazyLinear", "BatchNorm2d"} <= set(MODULES)
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("shard", range(4))
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.filterwarnings("ignore::FutureWarning")
@@ -134,7 +134,7 @@ def test_other_ways_to_begin(name: str) -> None:
     check(parameter(OTHER_INITS[name]))
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.slow(seconds=2)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", TRANSFORMERS)

@@ -127,7 +127,7 @@ def captures_of_worlds(make: Callable[[], Any], inside: bool = True) -> int:
     return made
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("scheduler", ["ExponentialLR", "StepLR"])
 @pytest.mark.parametrize("optimizer", ["SGD-dampening", "AdamW-foreach", "NAdam"])
 def test_a_schedule_needs_few_captures(optimizer: str, scheduler: str) -> None:
@@ -142,13 +142,13 @@ def test_each_optimizer(optimizer: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 def test_each_scheduler_between_calls(scheduler: str) -> None:
     assert captures_of("Adam", SCHEDULERS[scheduler], inside=False) <= FEW
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.slow
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 def test_each_scheduler_inside(scheduler: str) -> None:
@@ -293,7 +293,7 @@ def _sparse_world(optimizer: str, schedule: Schedule, inside: bool) -> Any:
     return step, tables, made, scheduler
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("inside", [False, True], ids=["between", "inside"])
 @pytest.mark.parametrize("optimizer", SPARSE)
 def test_sparse_gradients(optimizer: str, inside: bool) -> None:

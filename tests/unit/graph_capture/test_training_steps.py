@@ -101,7 +101,7 @@ OPTIMIZERS: list[tuple[Any, dict[str, Any]]] = [
 NAMES = [f"{kind.__name__}-{number}" for number, (kind, _) in enumerate(OPTIMIZERS)]
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize(("kind", "options"), OPTIMIZERS, ids=NAMES)
 def test_training_steps(kind: Any, options: dict[str, Any]) -> None:
     program = assert_alike(stepping(kind, options), batch)

@@ -303,7 +303,7 @@ BOUND: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
 _OF_DYNAMO = {("compile", "a module"), ("disable", "a module")}
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize(("wrap", "what"), sorted(set(itertools.product(WRAPPERS, BOUND)) - _OF_DYNAMO))
 @pytest.mark.parametrize("named", [False, True])
 def test_what_wrappers_of_libraries_call_is_followed(wrap: str, what: str, named: bool) -> None:

@@ -40,7 +40,7 @@ def flip(x: Tensor) -> Tensor:
 ONES = torch.ones(3)
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize(("name", "bound"), list(zip(PROGRAMS, BOUNDS, strict=True)))
 def test_programs_that_decide_by_data_are_eager_in_100_calls(name: str, bound: int) -> None:
     assert min(bound, 2) <= len(compared(*PROGRAMS[name]).variants) <= bound
@@ -745,7 +745,7 @@ BROADCAST: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("name", BROADCAST)
 @pytest.mark.parametrize("first", [1, 3])
 def test_whether_a_size_that_the_data_tell_is_broadcast_is_a_decision(name: str, first: int) -> None:

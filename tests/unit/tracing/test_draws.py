@@ -49,7 +49,7 @@ class _Watched(TorchDispatchMode):
         return result
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.filterwarnings("ignore:dropout2d")
 @pytest.mark.parametrize("info", DATABASE, ids=lambda info: info.formatted_name)
 def test_a_call_that_is_said_to_draw_nothing_draws_nothing(info: Any) -> None:

@@ -23,7 +23,7 @@ LAYOUTS: dict[str, Callable[[torch.dtype], torch.Tensor]] = {
 }
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: operator.__name__)
 def test_of_two_tensors(operator: Callable[..., Any], dtype: torch.dtype) -> None:
@@ -77,7 +77,7 @@ def test_of_batch_norms_of_permuted_tensors(training: bool) -> None:
         torch.testing.assert_close([g for g in got if g is not None], [g for g in want if g is not None])
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize(
     ("size", "stride"),
     [

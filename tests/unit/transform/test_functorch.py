@@ -138,7 +138,7 @@ def same(call: Program, eager: Program, plain: Program, mode: Any) -> None:
     torch.testing.assert_close(y, x)
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @WHILE
 @EITHER
 @pytest.mark.parametrize(("name", "func"), cases())
@@ -312,7 +312,7 @@ def test_what_the_program_traces_is_left_as_it_is() -> None:
     assert found[-2:] == (["select.int", "mul_.Tensor"], "copy_.default")
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @WHILE
 @pytest.mark.parametrize("inner", REMOVES)
 @EITHER

@@ -237,7 +237,7 @@ def test_an_exception_keeps_nothing_alive(remove: str) -> None:
     assert call()() is None
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", memory.MODES[:3], ids=str)
 def test_memory_stays_flat(mode: Any) -> None:

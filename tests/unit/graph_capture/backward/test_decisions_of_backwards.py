@@ -44,7 +44,7 @@ def slope(function: Function, row: list[float]) -> Any:
     return y.detach(), x.grad
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.filterwarnings("ignore:.*degrees of freedom")
 @pytest.mark.parametrize("remove", REMOVES)
 @pytest.mark.parametrize("name", OF_PARTS)

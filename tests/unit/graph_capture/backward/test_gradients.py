@@ -118,7 +118,7 @@ def ways(module: nn.Module, x: Tensor, remove: str) -> dict[str, Callable[..., A
     }
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("remove", ["mutations", "mutations_and_views"])
 @pytest.mark.parametrize("name", MODULES)
 @pytest.mark.slow
@@ -417,7 +417,7 @@ IN_MEMORY_OF_OTHERS: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("remove", ["mutations", "mutations_and_views"])
 @pytest.mark.parametrize("name", IN_MEMORY_OF_OTHERS)
 def test_what_shares_memory_has_the_gradient_of_eager(name: str, remove: str) -> None:

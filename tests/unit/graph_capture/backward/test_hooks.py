@@ -439,7 +439,7 @@ def test_hooks_in_a_training_step(case: str) -> None:
         assert_unchanged(before, world)
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing")
 @pytest.mark.parametrize("case", CASES)
 def test_hooks_where_a_call_is_differentiated(case: str) -> None:

@@ -54,7 +54,7 @@ def derivative(function: Function, x: Tensor, order: int) -> Tensor:
     return found
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @EITHER
 @pytest.mark.parametrize("view", SOME)
 @pytest.mark.parametrize("name", FUNCTIONS)

@@ -118,7 +118,7 @@ def check(func: Program, views: Callable[[torch.Tensor], tuple[torch.Tensor, ...
     torch.testing.assert_close(seen(func, views, make), wanted)
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("make", MAKERS, ids=MAKER_IDS)
 @pytest.mark.parametrize("views", APART.values(), ids=APART.keys())
 @pytest.mark.parametrize("func", PROGRAMS, ids=lambda func: func.__name__)

@@ -219,7 +219,7 @@ KNOWN = {
 KNOWN |= {"functools": functools, "json": json, "operator": operator, "pickle": pickle, "types": types}
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("case", READ)
 def test_lists_that_are_read_are_state(case: str) -> None:
     made, adds, reads = READ[case]

@@ -172,7 +172,7 @@ def check(
     return captured
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_programs_that_step_a_scheduler(program: Callable[[World, Tensor], Any]) -> None:
     captured = check(program, lambda optimizer: schedulers.StepLR(optimizer, 2, 0.5))

@@ -31,7 +31,7 @@ ENCODERS: dict[str, Callable[[], nn.TransformerEncoder]] = {
 }
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("mask", [ALIGNED, EMPTY], ids=["aligned", "empty"])
 @pytest.mark.parametrize("grad", [False, True], ids=["no_grad", "grad"])
 @pytest.mark.parametrize("name", ENCODERS)

@@ -381,7 +381,7 @@ ERRORS = [value for name, value in globals().items() if name.startswith("error_"
 EXAMPLE = torch.linspace(0.2, 2, 6).view(2, 3), torch.linspace(-1, 1.3, 6).view(2, 3)
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @WHILE
 @EITHER
 @pytest.mark.parametrize("name", INSIDE)

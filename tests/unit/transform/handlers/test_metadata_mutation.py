@@ -232,7 +232,7 @@ def gradient_through_a_transpose(x: Tensor) -> Any:
 PROGRAMS = [value for value in list(globals().values()) if getattr(value, "__module__", None) == __name__]
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("remove", REMOVES)
 @pytest.mark.parametrize("mode", [None, *MODES], ids=str)
 @pytest.mark.parametrize("func", PROGRAMS, ids=lambda func: func.__name__)

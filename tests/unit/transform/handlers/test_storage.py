@@ -237,7 +237,7 @@ def shared() -> tuple[Tensor, Tensor]:
     return x, x.view(2, 2)
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("remove", REMOVES)
 @pytest.mark.parametrize("mode", [None, *MODES], ids=str)
 @pytest.mark.parametrize("inputs", [apart, shared], ids=lambda build: build.__name__)

@@ -123,7 +123,7 @@ def in_jax(program: Any) -> Callable[..., Any]:
     return run
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("name", STEPS)
 def test_two_captures(name: str) -> None:
     ours, twin = Cache(STEPS[name]), Cache(STEPS[name])
@@ -134,7 +134,7 @@ def test_two_captures(name: str) -> None:
     assert len(program.variants) <= 2
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize(
     ("to", "name"),
     [
@@ -178,7 +178,7 @@ def selected(rows: Tensor, x: Tensor, at: Any) -> Tensor:
     return rows
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("to", ["decide", "raise", "jax", "onnx"])
 @pytest.mark.parametrize("write", [written, added, selected])
 def test_positions_of_either_sign(write: Callable[..., Any], to: Any, tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def assert_drawn_alike(program: Any, eager: Any, *args: Any) -> None:
     assert (drawn[0] is RuntimeError) == (expected[0] is RuntimeError)
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_numbers_are_those_of_eager(name: str) -> None:
     program = capture(PROGRAMS[name], _of_counts(_COUNTS[0]))
@@ -231,7 +231,7 @@ _LOOKING: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 @pytest.mark.parametrize("name", _LOOKING)
 def test_numbers_that_are_looked_at_are_refused(name: str) -> None:
     before = random.getstate(), _of_numpy_now()
