@@ -6,7 +6,7 @@ tensors alone, `make_fx` over `torch.func.functionalize` of the module as a func
 where that fails), and `torch.export.export(...).run_decompositions({})`; a capture with its first call with gradients
 beside `aot_function`. Growth: time per op of programs of 1,000 to 100,000 ops, beside a dispatch mode that does
 nothing. Memory: the peak of a process that captures a module with more parameters than this machine has memory. Calls:
-overhead over the graph. Decode: bytes written a step.
+overhead over the graph. Decode: bytes written a step. Profile: where the time of a capture goes, by folder and by line.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run as a scri
 
 from benchmarks.measure import Timing, environment, interleaved, table
 from benchmarks.models import MODELS, Batch, build
+from benchmarks.sampling import sample, tables
 from functionalize import CapturedProgram, capture
 from functionalize.tracing import meta_cache
 from functionalize.verify.observation import clone_inputs
@@ -197,6 +198,15 @@ def models(rounds: int, names: Sequence[str]) -> None:
     print(table(["ratio of processor times", "median", "highest", "lowest"], rows))
 
 
+def profile(times: int, names: Sequence[str]) -> None:
+    """Where the time of warm captures goes, as people call them."""
+    for name in names:
+        program = Program(*build(name))
+        for _ in range(3):
+            program.capture()
+        print(f"{name}, {times} captures\n{tables(sample(program.capture, times), lines=30)}\n")
+
+
 def chain(x: torch.Tensor, ops: int) -> torch.Tensor:
     """A program of about so many ops: sums, views and writes."""
     for _ in range(ops // 4):
@@ -339,7 +349,10 @@ def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "what", nargs="?", choices=("all", "models", "growth", "memory", "calls", "decode", "huge"), default="all"
+        "what",
+        nargs="?",
+        choices=("all", "models", "profile", "growth", "memory", "calls", "decode", "huge"),
+        default="all",
     )
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--models", nargs="+", choices=tuple(MODELS), default=tuple(MODELS))
@@ -349,6 +362,9 @@ def main() -> None:
     torch.set_num_threads(1)
     if options.what == "huge":
         huge()
+        return
+    if options.what == "profile":
+        profile(options.rounds * 10, options.models)
         return
     print(f"{environment()}; remove='mutations'; medians of {options.rounds} rounds")
     if options.what in ("all", "models"):
