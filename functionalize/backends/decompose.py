@@ -172,7 +172,7 @@ def is_operator(target: Any) -> bool:
 
 
 def sized_by_data(node: Node) -> bool:
-    """Whether a node gives a tensor whose size only the data tell."""
+    """Whether a node gives a tensor of data-dependent size."""
     values = node.meta.get("val")
     return any(
         isinstance(value, torch.Tensor) and value.layout is torch.strided and unbacked(value.size())

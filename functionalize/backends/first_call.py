@@ -63,7 +63,7 @@ def settled(first: Specialization) -> Settled | None:
 def _apply(first: Specialization, arguments: CallArguments) -> dict[int, torch.Tensor] | None:
     """Do to the program's objects what a call does; the tensors that stand for those that it makes.
 
-    None, and nothing is done, where only the data tell how large one is that it leaves there.
+    None, and nothing is done, where a tensor that it leaves there has a data-dependent size.
     """
     metadata, made = first.metadata, dict[int, torch.Tensor]()
     results: Any = first.recorded.graph.output_node().args[0]

@@ -47,6 +47,8 @@ class Job:
     ranges: tuple[str, ...] = ()
     shapes: str | None = None
     exporting: bool = False
+    world: int | None = None
+    rank: int | None = None
 
     @functools.cached_property
     def model(self) -> Callable[..., Any]:
@@ -116,6 +118,19 @@ class Job:
         if len(made) == 2 and isinstance(made[0], (tuple, list)) and isinstance(made[1], dict):
             return tuple(made[0]), dict(made[1])
         return made, {}
+
+    def ranks(self) -> contextlib.AbstractContextManager[None]:
+        """The world of ranks that the target is a part of, if there is one."""
+        if self.world is None:
+            if self.rank is not None:
+                raise TargetError("--rank names one of several ranks: say how many with --world")
+            return contextlib.nullcontext()
+        from functionalize._torch.worlds import fake_world
+
+        rank = self.rank or 0
+        if rank >= self.world:
+            raise TargetError(f"a world of {self.world} ranks has the ranks 0 to {self.world - 1}, and no rank {rank}")
+        return fake_world(self.world, rank)
 
     def capture(self) -> CapturedProgram:
         """The target's program, with its progress on a terminal."""
@@ -267,6 +282,10 @@ _OPTIONS = [
         "--exporting", is_flag=True, help="Make torch.compiler.is_exporting() true, for libraries that check it."
     ),
     click.option("--seed", type=int, default=0, show_default=True, help="Seed for the random inputs."),
+    click.option(
+        "--world", type=click.IntRange(min=1), metavar="N", help="Capture as one of N ranks, which need not exist."
+    ),
+    click.option("--rank", type=click.IntRange(min=0), metavar="R", help="Which of the ranks (default 0)."),
     remembered("json", "Print one JSON object."),
     remembered("traceback", "Show the traceback of an error."),
 ]
@@ -279,7 +298,7 @@ def on_target(command: Callable[..., Any]) -> Callable[..., Any]:
     def wrapper(**given: Any) -> Any:
         as_json = wants(click.get_current_context(), "json")
         job = Job(as_json=as_json, **{name: given.pop(name) for name in Job.__dataclass_fields__ if name in given})
-        with errors_alone():
+        with errors_alone(), job.ranks():
             return command(job, **given)
 
     for option in reversed(_OPTIONS):

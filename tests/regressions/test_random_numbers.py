@@ -31,7 +31,7 @@ def test_random_numbers_come_in_the_order_of_memory(draw: Any, length: int, mode
     assert_equivalent(draw, torch.zeros(length, 2), remove=remove, tracing_mode=mode)
 
 
-def test_random_numbers_in_an_order_that_the_data_tell() -> None:
+def test_random_numbers_in_a_data_dependent_order() -> None:
     def f(x: Tensor) -> Tensor:
         return torch.empty_like(x.nonzero(), dtype=torch.float32).uniform_()
 
@@ -46,7 +46,7 @@ def test_random_numbers_in_an_order_that_the_data_tell() -> None:
         torch.testing.assert_close(result, expected, rtol=0, atol=0)
 
 
-def test_random_numbers_for_what_is_transposed_and_has_a_size_that_the_data_tell() -> None:
+def test_random_numbers_for_what_is_transposed_and_has_a_data_dependent_size() -> None:
     def f(x: Tensor) -> Tensor:
         return torch.nn.functional.dropout(x[x[:, 0] > 0].t(), 0.5)
 

@@ -215,7 +215,7 @@ def returns_empty_parts_of_one_storage(x: Tensor) -> list[Tensor]:
     return list((x + x).tensor_split([6, 7], 0))[1:]
 
 
-def returns_views_of_a_size_that_the_data_decide(x: Tensor) -> tuple[Tensor, ...]:
+def returns_views_of_a_data_dependent_size(x: Tensor) -> tuple[Tensor, ...]:
     rows = x.nonzero()
     return (*rows.tensor_split([1], 0), rows.unfold(-2, 1, 1), rows.t())
 
@@ -226,12 +226,12 @@ def views_a_part_of_known_size_of_a_storage_of_unknown(x: Tensor) -> Tensor:
     return first
 
 
-def returns_a_diagonal_of_a_size_that_the_data_decide(x: Tensor) -> tuple[Tensor, Tensor]:
+def returns_a_diagonal_of_a_data_dependent_size(x: Tensor) -> tuple[Tensor, Tensor]:
     places = x.nonzero()
     return places, places.diagonal(1, 1, 0)
 
 
-def returns_rows_whose_strides_the_data_decide(x: Tensor) -> tuple[Tensor, ...]:
+def returns_rows_with_data_dependent_strides(x: Tensor) -> tuple[Tensor, ...]:
     return x.nonzero()[-1], x.nonzero()[-1:], (x > 0).nonzero()[:, 1:][0]
 
 
@@ -252,10 +252,10 @@ PROGRAMS: list[tuple[Program, tuple[Tensor, ...]]] = [
     (moves_an_input_into_the_memory_of_another, (torch.zeros(()), MEMORY[:5], MEMORY[0])),
     (returns_negated_views_of_a_result, (torch.arange(3.0),)),
     (returns_empty_parts_of_one_storage, (torch.ones(6),)),
-    (returns_views_of_a_size_that_the_data_decide, (torch.tensor([[1.0, 0], [2, 3]]),)),
+    (returns_views_of_a_data_dependent_size, (torch.tensor([[1.0, 0], [2, 3]]),)),
     (views_a_part_of_known_size_of_a_storage_of_unknown, (torch.tensor([1.0, -1.0]),)),
-    (returns_a_diagonal_of_a_size_that_the_data_decide, (torch.ones(2),)),
-    (returns_rows_whose_strides_the_data_decide, (torch.tensor([[1.0, 0], [2, 3]]),)),
+    (returns_a_diagonal_of_a_data_dependent_size, (torch.ones(2),)),
+    (returns_rows_with_data_dependent_strides, (torch.tensor([[1.0, 0], [2, 3]]),)),
     (reads_a_conjugate_view, (torch.arange(3.0),)),
     (returns_what_requires_grad_only_then, (torch.ones(2),)),
 ]

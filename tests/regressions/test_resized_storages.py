@@ -195,7 +195,7 @@ def test_no_write_in_place_gives_another_size(name: str) -> None:
 
 
 @pytest.mark.parametrize("remove", REMOVES)
-def test_out_of_a_size_that_the_data_tell_beyond_what_an_input_shows(remove: str) -> None:
+def test_out_of_a_data_dependent_size_beyond_what_an_input_shows(remove: str) -> None:
     def f(x: Tensor) -> Tensor:
         chosen = x[x > 0]
         torch.sub(chosen, 2, out=x.split([3, 0], 1)[1])
@@ -224,7 +224,7 @@ def test_storage_that_grows_to_no_whole_number_of_the_elements_of_another_input(
 
 
 @pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
-def test_out_that_has_a_shared_storage_grow_as_the_data_tell_is_refused() -> None:
+def test_out_that_has_a_shared_storage_grow_to_a_data_dependent_size_is_refused() -> None:
     def f(x: Tensor) -> Any:
         found = x.nonzero()
         first, second = x.t().vsplit(2)
@@ -237,7 +237,7 @@ def test_out_that_has_a_shared_storage_grow_as_the_data_tell_is_refused() -> Non
 
 
 @pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
-def test_out_that_shares_a_storage_and_keeps_within_as_the_data_tell() -> None:
+def test_out_that_shares_a_storage_and_keeps_within_at_a_data_dependent_size() -> None:
     def f(x: Tensor, out: Tensor) -> Tensor:
         torch.masked_select(x, x > 0, out=out[:3])
         return out + 1

@@ -48,7 +48,7 @@ _PARTS: dict[str, Any] = {
 
 @pytest.mark.parametrize("part", _PARTS.values(), ids=_PARTS)
 @in_every_way
-def test_parts_of_a_tensor_whose_size_the_data_decide(mode: Any, remove: str, part: Any) -> None:
+def test_parts_of_a_tensor_of_data_dependent_size(mode: Any, remove: str, part: Any) -> None:
     def f(a: Tensor) -> tuple[Tensor, Tensor]:
         b = a[a > 0]
         c = part(b)
@@ -60,7 +60,7 @@ def test_parts_of_a_tensor_whose_size_the_data_decide(mode: Any, remove: str, pa
 
 
 @in_every_way
-def test_copy_to_windows_of_a_tensor_whose_size_the_data_decide(mode: Any, remove: str) -> None:
+def test_copy_to_windows_of_a_tensor_of_data_dependent_size(mode: Any, remove: str) -> None:
     def f(a: Tensor) -> Tensor:
         b = a[a > 0]
         b.unfold(0, 3, 2).copy_(torch.arange(3.0))
@@ -71,7 +71,7 @@ def test_copy_to_windows_of_a_tensor_whose_size_the_data_decide(mode: Any, remov
 
 @pytest.mark.parametrize("write", [lambda x: x.add_(1), lambda x: x.copy_(torch.arange(2.0))])
 @pytest.mark.parametrize("mode", ["fake", "symbolic"])
-def test_so_many_writes_to_one_element_as_the_data_decide_are_refused(mode: str, write: Any) -> None:
+def test_a_data_dependent_number_of_writes_to_one_element_is_refused(mode: str, write: Any) -> None:
     with pytest.raises(UnsupportedMutationError, match="some positions of which are the same element"):
         trace(lambda a: write(a[a > 0].unfold(0, 2, 1)), torch.arange(9.0) - 2, mode=mode)
 
@@ -92,7 +92,7 @@ def test_random_numbers_come_in_the_order_of_memory_at_any_size(length: int, rem
 
 
 @pytest.mark.parametrize("remove", REMOVES)
-def test_write_to_a_list_of_tensors_whose_sizes_the_data_decide(remove: str) -> None:
+def test_write_to_a_list_of_tensors_of_data_dependent_sizes(remove: str) -> None:
     def f(a: Tensor) -> Tensor:
         positive = a[a > 0]
         torch._foreach_add_([positive], [a], alpha=2)
@@ -113,7 +113,7 @@ def test_how_many_elements_a_flattened_square_has(remove: str) -> None:
 
 
 @in_every_way
-def test_write_to_a_tensor_whose_size_the_data_decide(mode: Any, remove: str) -> None:
+def test_write_to_a_tensor_of_data_dependent_size(mode: Any, remove: str) -> None:
     def f(a: Tensor) -> Tensor:
         b = a.nonzero()
         b.masked_fill_(b != 0, 3)
@@ -123,7 +123,7 @@ def test_write_to_a_tensor_whose_size_the_data_decide(mode: Any, remove: str) ->
 
 
 @in_every_way
-def test_as_strided_of_a_tensor_whose_size_the_data_decide(mode: Any, remove: str) -> None:
+def test_as_strided_of_a_tensor_of_data_dependent_size(mode: Any, remove: str) -> None:
     def f(a: Tensor) -> Tensor:
         return a[a > 0].as_strided((3,), (1,), 0)
 
@@ -131,7 +131,7 @@ def test_as_strided_of_a_tensor_whose_size_the_data_decide(mode: Any, remove: st
 
 
 @pytest.mark.parametrize("remove", REMOVES)
-def test_squeeze_of_a_size_that_only_the_data_tell(remove: str) -> None:
+def test_squeeze_of_a_data_dependent_size(remove: str) -> None:
     def f(a: Tensor) -> Tensor:
         return a[a > 0].squeeze(0)
 
@@ -141,7 +141,7 @@ def test_squeeze_of_a_size_that_only_the_data_tell(remove: str) -> None:
 
 
 @pytest.mark.parametrize("remove", REMOVES)
-def test_part_beyond_what_an_empty_storage_held_before_it_got_a_size_that_the_data_tell(remove: str) -> None:
+def test_part_beyond_what_an_empty_storage_held_before_it_got_a_data_dependent_size(remove: str) -> None:
     def f(x: Tensor) -> Any:
         chosen = x[x > 0]
         summed = torch.add(chosen, chosen, out=torch.empty(0))
@@ -156,7 +156,7 @@ def test_part_beyond_what_an_empty_storage_held_before_it_got_a_size_that_the_da
 
 
 @pytest.mark.parametrize("remove", REMOVES)
-def test_write_in_place_of_a_size_that_the_data_tell(remove: str) -> None:
+def test_write_in_place_of_a_data_dependent_size(remove: str) -> None:
     def f(x: Tensor) -> Tensor:
         x -= x[x > 0]
         return x
@@ -209,7 +209,7 @@ def test_interpolation_of_views_with_symbolic_sizes(remove: str) -> None:
 
 @pytest.mark.parametrize("remove", REMOVES)
 @pytest.mark.parametrize("mode", ["fake", "symbolic"])
-def test_a_size_that_the_data_tell_is_expanded_when_the_graph_is_run(mode: str, remove: str) -> None:
+def test_a_data_dependent_size_is_expanded_when_the_graph_is_run(mode: str, remove: str) -> None:
     """Torch takes it for the size that is asked for, which the view has then already."""
 
     def f(x: Tensor) -> Any:
@@ -231,7 +231,7 @@ _SCATTERED = [[[1.0, 1], [1, 1]], [[0.0, 1], [1, 1]], [[0.0, 0], [0, 1]]]  # 4, 
 @pytest.mark.parametrize("remove", REMOVES)
 @pytest.mark.parametrize("example", _SCATTERED[::2])
 @pytest.mark.parametrize("name", ["contiguous", "flatten", "is_contiguous", "ravel", "reshape"])
-def test_one_position_that_the_data_tell_lies_in_any_way(name: str, example: Any, remove: str) -> None:
+def test_one_data_dependent_position_in_every_way(name: str, example: Any, remove: str) -> None:
     """What is reshaped is a copy of several positions, which lie side by side, and a view of one."""
 
     def f(x: Tensor) -> Any:

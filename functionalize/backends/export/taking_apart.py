@@ -24,7 +24,7 @@ def taken_apart(program: ExportedProgram, table: Mapping[Any, Callable[..., Any]
     """The program, with the operators of a table decomposed; without a table, to the core ATen set.
 
     Raises:
-        UnsupportedExportError: torch's decomposition of an operator asks what only the data tell.
+        UnsupportedExportError: torch's decomposition of an operator asks for a data-dependent number.
     """
     try:
         with without_spec_warnings():

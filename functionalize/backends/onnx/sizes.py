@@ -1,7 +1,7 @@
 """What a program takes for granted of the sizes of its arguments: as text in its file, and as a check of each call.
 
 Invariant: what is written is checked; a condition that this table cannot read is refused when the file is written.
-Limits: sizes that the caller passes; of those that the data tell, the program itself has assertions.
+Limits: sizes that the caller passes; for data-dependent sizes the program itself has assertions.
 """
 
 from __future__ import annotations

@@ -275,7 +275,7 @@ def test_refusals_say_what_works(make: Callable[[], Program]) -> None:
     torch.testing.assert_close(capture(torch.no_grad()(program), (x,))(x), torch.no_grad()(program)(x))
 
 
-def test_complex_slices_whose_sizes_the_data_tell(tmp_path: Path) -> None:
+def test_complex_slices_of_data_dependent_sizes(tmp_path: Path) -> None:
     def program(x: Tensor, at: Tensor) -> Any:
         return torch.tensor_split(torch.view_as_complex(x) * 2, at)[1].abs().sum()
 

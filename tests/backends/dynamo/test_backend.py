@@ -409,7 +409,7 @@ def test_slices_that_begin_where_the_data_say(dynamic: bool) -> None:
                 assert torch.equal(want, got)
 
 
-def test_a_backward_whose_sizes_the_data_tell() -> None:
+def test_a_backward_of_data_dependent_sizes() -> None:
     def func(x: torch.Tensor, index: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         return torch.index_fill(x, 0, index, value)
 

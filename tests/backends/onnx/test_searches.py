@@ -95,7 +95,7 @@ def choices(x: Tensor, mask: Tensor) -> dict[str, Any]:
     }
 
 
-def test_choices_whose_number_the_data_tell(tmp_path: Path) -> None:
+def test_a_data_dependent_number_of_choices(tmp_path: Path) -> None:
     ones = torch.ones(3, 4)
     calls = [(torch.randn(3, 4), torch.randn(4)) for _ in range(3)] + [(ones, -ones[0]), (ones - 1, ones[0])]
     for mine, expected in run(choices, *calls, path=tmp_path):

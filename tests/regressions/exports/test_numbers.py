@@ -50,7 +50,7 @@ def test_floats_made_whole_are_saved_and_loaded() -> None:
 
 
 @pytest.mark.parametrize("op", [torch.addmm, torch.baddbmm, torch.addmv])
-def test_products_are_scaled_by_numbers_that_the_data_tell(op: Any) -> None:
+def test_products_are_scaled_by_data_dependent_numbers(op: Any) -> None:
     x = torch.randn(3, 3)
     args = {torch.addmm: (x, x, x), torch.baddbmm: (x[None],) * 3, torch.addmv: (x[0], x, x[1])}[op]
 
@@ -68,7 +68,7 @@ def test_what_torch_cannot_take_apart_is_refused_with_its_line() -> None:
         program.to_core_aten()
 
 
-def test_sizes_that_the_data_tell_are_refused_before_operators_are_spelt_out() -> None:
+def test_data_dependent_sizes_are_refused_before_operators_are_spelt_out() -> None:
     pytest.importorskip("jax")
     with pytest.raises(UnsupportedProgramError, match=r"arange.* returns a tensor of data-dependent size"):
         capture(lambda n: torch.arange(n.item()), (torch.tensor(4),)).to_jax()

@@ -189,7 +189,7 @@ def shapes_are_tried_on_fake_tensors(self: Any) -> None:
     self.linear = nn.Linear(width, 3)
 
 
-# What the data tell
+# Data-dependent numbers
 
 
 @construction

@@ -280,7 +280,7 @@ def test_copies_of_modules() -> None:
     check(module(shared))
 
 
-# What the data tell
+# Data-dependent numbers
 
 
 def test_numbers_of_a_construction() -> None:

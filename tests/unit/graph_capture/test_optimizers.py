@@ -273,7 +273,7 @@ SPARSE: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def _sparse_world(optimizer: str, schedule: Schedule, inside: bool) -> Any:
-    """A step on tables of which the data tell how many rows have gradients."""
+    """A step on tables where a data-dependent number of rows has gradients."""
     torch.manual_seed(0)
     tables = torch.nn.ModuleList([torch.nn.Embedding(6, 3, sparse=True) for _ in range(2)])
     kind, options = SPARSE[optimizer]

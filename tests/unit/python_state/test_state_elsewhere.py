@@ -276,7 +276,7 @@ def test_attributes_of_functions_are_state() -> None:
         assert vars(program) == {"calls": call}
 
 
-def test_sets_of_numbers_that_the_data_tell() -> None:
+def test_sets_of_data_dependent_numbers() -> None:
     def make() -> tuple[Callable[[Tensor], Tensor], set[int]]:
         seen = set[int]()
 

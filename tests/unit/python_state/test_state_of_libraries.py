@@ -224,7 +224,7 @@ def test_positions_in_lists() -> None:
         torch.testing.assert_close(captured(x, torch.tensor(places)), program(x, torch.tensor(places)), rtol=0, atol=0)
 
 
-def test_slices_from_the_end_as_long_as_the_data_tell() -> None:
+def test_slices_of_data_dependent_length_from_the_end() -> None:
     def program(x: Tensor, mask: Tensor) -> Any:
         found, count = x[mask], int(mask.sum())
         return found[-found.shape[0] :], x[count - 3 :], x[-count:]

@@ -173,7 +173,7 @@ def test_transforms_inside_decide() -> None:
     assert follows(run, ONES, -ONES, ONES * 2) == 3
 
 
-def test_sizes_that_the_data_tell_decide() -> None:
+def test_data_dependent_sizes_decide() -> None:
     def run(x: Tensor) -> list[Tensor]:
         places = x.nonzero()
         if places.numel() == 0:
@@ -656,7 +656,7 @@ def test_a_checkpointed_region_runs_again_as_it_ran_where_numbers_are_inputs(p: 
         "%s".__mod__,
     ],
 )
-def test_numbers_that_the_data_tell_as_text(written: Callable[[Any], str]) -> None:
+def test_data_dependent_numbers_as_text(written: Callable[[Any], str]) -> None:
     log: list[str] = []
 
     def run(x: Tensor) -> Tensor:
@@ -671,7 +671,7 @@ def test_numbers_that_the_data_tell_as_text(written: Callable[[Any], str]) -> No
     assert log[::2] == log[1::2]
 
 
-def test_whether_a_number_that_the_data_tell_is_whole() -> None:
+def test_whether_a_data_dependent_number_is_whole() -> None:
     def run(x: Tensor) -> Tensor:
         total: Any = x.sum().item()
         return x * 2 if total.is_integer() else x * 3
@@ -682,7 +682,7 @@ def test_whether_a_number_that_the_data_tell_is_whole() -> None:
 @pytest.mark.parametrize(
     "compute", [lambda n: n // 0.1, lambda n: 1.0 // n, lambda n: n // math.inf, lambda n: n**2, lambda n: n**-3]
 )
-def test_arithmetic_of_numbers_that_the_data_tell_is_pythons(compute: Callable[[Any], Any]) -> None:
+def test_arithmetic_of_data_dependent_numbers_is_pythons(compute: Callable[[Any], Any]) -> None:
     def run(x: Tensor) -> Any:
         return x * compute(x.item())
 
@@ -694,7 +694,7 @@ def test_arithmetic_of_numbers_that_the_data_tell_is_pythons(compute: Callable[[
 
 
 @pytest.mark.parametrize("bound", [math.inf, -math.inf, math.nan])
-def test_numbers_that_the_data_tell_beside_what_is_not_finite(bound: float) -> None:
+def test_data_dependent_numbers_beside_what_is_not_finite(bound: float) -> None:
     def run(x: Tensor) -> Tensor:
         number: Any = x.item()
         higher, scaled = number > bound, 2 - number != bound
@@ -707,7 +707,7 @@ def test_numbers_that_the_data_tell_beside_what_is_not_finite(bound: float) -> N
 
 @pytest.mark.parametrize("inplace", [False, True])
 @pytest.mark.parametrize("dims", [(), (0,), ((0, 1),)])
-def test_squeezing_a_size_that_the_data_tell_is_a_decision(dims: tuple[Any, ...], inplace: bool) -> None:
+def test_squeezing_a_data_dependent_size_is_a_decision(dims: tuple[Any, ...], inplace: bool) -> None:
     def squeezed(x: Tensor) -> Tensor:
         found = x.nonzero()
         return found.squeeze_(*dims) if inplace else found.squeeze(*dims)
@@ -732,7 +732,7 @@ def _copied(found: Tensor) -> Tensor:
 
 BROADCAST: dict[str, Callable[[Tensor], Tensor]] = {
     "with a size that is known": lambda found: found + torch.ones(3),
-    "with another that the data tell": lambda found: found * found[found > 1.5],
+    "with another data-dependent number": lambda found: found * found[found > 1.5],
     "in place": lambda found: torch.ones(3).mul_(found),
     "copied": _copied,
     "expanded": lambda found: found.expand(2, 3) * 2,
@@ -748,7 +748,7 @@ BROADCAST: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.every(5)
 @pytest.mark.parametrize("name", BROADCAST)
 @pytest.mark.parametrize("first", [1, 3])
-def test_whether_a_size_that_the_data_tell_is_broadcast_is_a_decision(name: str, first: int) -> None:
+def test_whether_a_data_dependent_size_is_broadcast_is_a_decision(name: str, first: int) -> None:
     def program(x: Tensor) -> Tensor:
         return BROADCAST[name](x[x > 0])
 
@@ -781,7 +781,7 @@ class Meter:
         self.total, self.count = self.total + value, self.count + 1
 
 
-def test_a_number_that_the_data_tell_is_of_its_class() -> None:
+def test_a_data_dependent_number_is_of_its_class() -> None:
     meters = Meter(), Meter()
 
     def run(x: Tensor, meter: Meter) -> Any:
@@ -874,7 +874,7 @@ def test_texts_of_tensors_without_dimensions() -> None:
 
 
 class Places:
-    """Dicts of several kinds, keyed by what the data tell."""
+    """Dicts of several kinds, keyed by data-dependent numbers."""
 
     def __init__(self) -> None:
         self.counts: Counter[Any] = Counter()
@@ -894,7 +894,7 @@ class Places:
         return x * self.counts[position]
 
 
-def test_dicts_that_are_keyed_by_what_the_data_tell() -> None:
+def test_dicts_that_are_keyed_by_data_dependent_numbers() -> None:
     places, theirs, x = Places(), Places(), torch.tensor([3.0, 1.0])
     program = capture(places.note, (x,), on_guard_failure="recapture", cache_size=20)
     assert not any(vars(places).values())

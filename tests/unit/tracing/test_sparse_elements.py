@@ -1,4 +1,4 @@
-"""Elements of sparse tensors of which only the data tell how many there are."""
+"""Elements of sparse tensors whose number is data-dependent."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def index(x: Array, indices: Sequence[Array | None]) -> Array:
 
 
 def _places(indices: Sequence[Array | None]) -> tuple[Any, ...]:
-    """Indices as NumPy takes them. A mask is never among them: of what it picks only the data tell the size."""
+    """Indices as NumPy takes them. A mask is never among them: the size of its result is data-dependent."""
     if any(place is not None and place.dtype == bool for place in indices):
         raise ValueError("indexing with a mask returns a data-dependent number of elements")
     return tuple(slice(None) if place is None else place for place in indices)

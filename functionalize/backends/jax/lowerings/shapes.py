@@ -104,7 +104,7 @@ def _inside(place: Any, size: Any) -> Any:
 
 
 def _begin(size: int, start: Array) -> Array:
-    """Where a slice begins, if the data tell it."""
+    """Where a slice begins, if that is data-dependent."""
     return jnp.clip(jnp.where(start < 0, start + size, start), 0, size)
 
 

@@ -85,7 +85,7 @@ MODULES: dict[str, Make] = {
         Applied(lambda m, x: (torch.view_as_complex(m(x).view(4, 2, 2)) * (1 + 2j)).abs(), nn.Linear(4, 4)),
         torch.randn(4, 4),
     ),
-    "a row of what the data decide": lambda: (
+    "a row of a data-dependent tensor": lambda: (
         Applied(lambda m, x: (x.detach().nonzero()[-1], m(x)), nn.Linear(4, 4)),
         torch.randn(4, 4),
     ),

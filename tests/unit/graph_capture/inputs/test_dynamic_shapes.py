@@ -164,7 +164,7 @@ BY_DATA: dict[str, Callable[[Tensor, Tensor], Any]] = {
 
 
 @pytest.mark.parametrize("name", BY_DATA)
-def test_ops_on_sizes_that_the_data_tell(name: str) -> None:
+def test_ops_on_data_dependent_sizes(name: str) -> None:
     func = BY_DATA[name]
     program = capture(func, (torch.arange(1.0, 5.0, requires_grad=True), torch.tensor(2)))
     for values, count in (([1.0, 2.0, 3.0, 4.0], 2), ([1.0, -2.0, 3.0, 4.0], 3)):

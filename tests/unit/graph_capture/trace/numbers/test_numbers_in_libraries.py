@@ -33,7 +33,7 @@ _INPUTS = [torch.tensor([0.5, 2.0]), torch.tensor([4.0, 8.0]), torch.tensor([-1.
     ],
     ids=["array", "tolist", "multiplied", "counts"],
 )
-def test_arrays_of_numbers_that_the_data_tell_have_eagers_dtype(f: Any) -> None:
+def test_arrays_of_data_dependent_numbers_have_eagers_dtype(f: Any) -> None:
     for ours, eager in zip(_calls(f, _INPUTS), map(f, _INPUTS), strict=True):
         one, other = (found["counts"] if isinstance(found, dict) else found for found in (ours, eager))
         assert one.dtype == other.dtype
@@ -42,7 +42,7 @@ def test_arrays_of_numbers_that_the_data_tell_have_eagers_dtype(f: Any) -> None:
 
 @pytest.mark.parametrize("name", ["mean", "fmean", "median", "pstdev", "stdev", "variance"])
 @pytest.mark.parametrize("kind", [float, int])
-def test_statistics_of_numbers_that_the_data_tell(name: str, kind: type) -> None:
+def test_statistics_of_data_dependent_numbers(name: str, kind: type) -> None:
     function, dtype = getattr(statistics, name), torch.tensor(kind()).dtype
 
     def f(x: torch.Tensor) -> Any:

@@ -1,4 +1,4 @@
-"""Comparisons of numbers that the data tell, as numbers: equal to eager's in value and in type."""
+"""Comparisons of data-dependent numbers, as numbers: equal to eager's in value and in type."""
 
 from __future__ import annotations
 

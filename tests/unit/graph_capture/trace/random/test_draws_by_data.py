@@ -145,7 +145,7 @@ def test_sizes_of_inputs_decide_how_a_part_is_drawn() -> None:
         assert torch.equal(drawn, run(torch.zeros(rows, 4)))
 
 
-def test_an_order_that_the_data_decide() -> None:
+def test_a_data_dependent_order() -> None:
     def run(x: Tensor) -> Tensor:
         return torch.randn_like(torch.zeros(40).as_strided((3, 4), (_rows(x), 2)))
 

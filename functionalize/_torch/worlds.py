@@ -1,0 +1,34 @@
+"""Process groups of many ranks in one process: collectives have the right sizes, and move nothing.
+
+In: how many ranks, and which of them this process is. Guarantees: afterwards there is no default group again.
+Limits: one default group a process; the values of results mean nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def fake_world(size: int, rank: int) -> Iterator[None]:
+    """Make this process one rank of a world whose other ranks do not exist.
+
+    Raises:
+        ValueError: there is no such rank.
+        RuntimeError: this process has a default group already.
+    """
+    import torch.distributed as dist  # here: not all builds of torch have it, and programs of one rank need none
+    from torch.testing._internal.distributed.fake_pg import FakeStore  # registers the backend; there is no public one
+
+    if not 0 <= rank < size:
+        raise ValueError(f"a world of {size} ranks has no rank {rank}")
+    if dist.is_initialized():
+        raise RuntimeError(
+            "this process has a default process group: end it with torch.distributed.destroy_process_group"
+        )
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
