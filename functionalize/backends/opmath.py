@@ -1,8 +1,8 @@
 """Numbers beside tensors of 16 bits, as eager's kernels take them: in 32 bits (torch's ``opmath_type``), or rounded.
 
 Engines round a number to the 16 bits of the tensor, or do not, as they like; what is decomposed here leaves no choice.
-Invariant: a call whose numbers 16 bits can hold is left as it is. Limits: kernels of the CPU; for a data-dependent number
-32 bits are taken.
+Invariant: a call whose numbers 16 bits can hold is left as it is. Limits: kernels of the CPU; a data-dependent
+number is taken in 32 bits.
 """
 
 from __future__ import annotations
