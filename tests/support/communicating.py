@@ -1,0 +1,267 @@
+"""Programs that communicate, for :mod:`tests.support.ranks`: each makes its function and arguments for one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tests.support.ranks import Makes, Program
+
+PROGRAMS: dict[str, Makes] = {}
+
+
+def _program(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Register a function of a rank, a world, a group and one tensor, which differs by rank and call."""
+
+    def made(rank: int, world: int, group: Any) -> Program:
+        def run(x: Tensor) -> Any:
+            return function(rank, world, group, x)
+
+        return Program(run, lambda call: (torch.arange(4.0 * world) + 10 * rank + call,))
+
+    made.__name__ = made.__qualname__ = f"made_{function.__name__}"
+    globals()[made.__name__] = made
+    PROGRAMS[function.__name__] = made
+    return function
+
+
+@_program
+def all_reduce(rank: int, world: int, group: Any, x: Tensor) -> Any:
+    y = x * 2
+    returned = dist.all_reduce(y)
+    return y + 1, returned
+
+
+@_program
+def all_reduce_of_the_input(rank: int, world: int, group: Any, x: Tensor) -> Any:
+    dist.all_reduce(x)
+
+
+@_program
+def all_reduce_max_of_a_view(rank: int, world: int, group: Any, x: Tensor) -> Any:
+    y = x.view(2, -1) * 1
+    dist.all_reduce(y[1], op=dist.ReduceOp.MAX)
+    return y
+
+
+@_program
+def all_reduce_of_a_transposed_tensor(rank: int, world: int, group: Any, x: Tensor) -> Any:
+    y = x.view(2, -1).clone().t().contiguous().t()
+    dist.all_reduce(y[:, 0].contiguous(), op=dist.ReduceOp.MIN)
+    z = y.contiguous()
+    dist.all_reduce(z, op=dist.ReduceOp.PRODUCT)
+    return y, z
+
+
+@_program
+def all_reduce_later(rank: int, world: int, group: Any, x: Tensor) -> Any:
+    y, z = x * 2, x + 1
+    first = dist.all_reduce(y, async_op=True)
+    second = dist.all_reduce(z, async_op=True)
+    w = x * 3
+    waited = second.wait()
+    first.wait()
+    first.wait()
+    return y + w, z, waited
+
+
+@_program
+def all_reduce_by_a_future(rank: int, world: int, group: Any, x: Tensor) -> Any:
+    y = x * 2
+    future = dist.all_reduce(y, async_op=True).get_future()
+    doubled = future.then(lambda done: done.value()[0] * 2).wait()
+    return doubled, y
+
+
+@_program
+def all_reduce_never_waited_for(rank: int, world: int, group: Any, x: Tensor) -> Any:
+    dist.all_reduce(x, async_op=True)
+    dist.barrier()
+
+
+@_program
+def all_gather(rank: int, world: int, group: Any, x: Tensor) -> Any:
+    parts = [torch.zeros_like(x) for _ in range(world)]
+    returned = dist.all_gather(parts, x * 2)
+    return parts, returned
+
+
+@_program
+def all_gather_of_numbers(rank: int, world: int, group: Any, x: Tensor) -> Any:
+    parts = [torch.zeros(()) for _ in range(world)]
+    dist.all_gather(parts, x.sum())
+    return parts
+
+
+@_program
+def all_gather_into_views(rank: int, world: int, group: Any, x: Tensor) -> Any:
+    whole = x.new_zeros(world, x.numel())
+    dist.all_gather(list(whole.unbind(0)), x)
+    return whole * 2
+
+
+@_program
+def all_gather_into_tensor(rank: int, world: int, group: Any, x: Tensor) -> Any:
+    whole, stacked = x.new_zeros(world * x.numel()), x.new_zeros(world, x.numel())
+    dist.all_gather_into_tensor(whole, x)
+    dist.all_gather_into_tensor(stacked, x * 2)
+    return whole, stacked
+
+
+@_program
+def all_gather_coalesced(rank: int, world: int, group: Any, x: Tensor) -> Any:
+    parts = [[torch.zeros(x.numel()) for _ in range(world)], [torch.zeros(2) for _ in range(world)]]
+    dist.all_gather_coalesced(parts, [x, x[:2].clone()])
+    return parts
+
+
+@_program
+def all_reduce_coalesced(rank: int, world: int, group: Any, x: Tensor) -> Any:
+    parts = [x * 2, x[:2] + 1]
+    dist.all_reduce_coalesced(parts)
+    return parts
+
+
+@_program
+def coalescing(rank: int, world: int, group: Any, x: Tensor) -> Any:
+    parts = [x * 2, x + 1]
+    with dist._coalescing_manager():
+        for part in parts:
+            dist.all_reduce(part)
+    gathered = [x.new_zeros(world * x.numel()) for _ in range(2)]
+    with dist._coalescing_manager():
+        for into, part in zip(gathered, parts, strict=True):
+            dist.all_gather_into_tensor(into, part)
+    return parts, gathered
+
+
+@_program
+def reduce_scatter(rank: int, world: int, group: Any, x: Tensor) -> Any:
+    part = torch.zeros(4)
+    returned = dist.reduce_scatter(part, [piece.clone() for piece in x.chunk(world)])
+    return part, returned
+
+
+@_program
+def reduce_scatter_tensor(rank: int, world: int, group: Any, x: Tensor) -> Any:
+    part, row = torch.zeros(4), torch.zeros(1, 4)
+    dist.reduce_scatter_tensor(part, x)
+    dist.reduce_scatter_tensor(row, x.view(world, 4) * 2)
+    return part, row
+
+
+@_program
+def broadcast(rank: int, world: int, group: Any, x: Tensor) -> Any:
+    returned = dist.broadcast(x[:2], src=1)
+    return returned, x * 2
+
+
+@_program
+def reduce(rank: int, world: int, group: Any, x: Tensor) -> Any:
+    y = x * 2
+    returned = dist.reduce(y, dst=1)
+    return (y if rank == 1 else None), returned
+
+
+@_program
+def gather(rank: int, world: int, group: Any, x: Tensor) -> Any:
+    parts = [torch.zeros_like(x) for _ in range(world)] if rank == 0 else None
+    dist.gather(x * 2, parts, dst=0)
+    return parts
+
+
+@_program
+def scatter(rank: int, world: int, group: Any, x: Tensor) -> Any:
+    part = torch.zeros(4)
+    dist.scatter(part, list(x.chunk(world)) if rank == 1 else None, src=1)
+    return part + 1
+
+
+@_program
+def all_to_all_single(rank: int, world: int, group: Any, x: Tensor) -> Any:
+    y = torch.zeros_like(x)
+    dist.all_to_all_single(y, x)
+    return y * 2
+
+
+@_program
+def all_to_all_uneven(rank: int, world: int, group: Any, x: Tensor) -> Any:
+    rows = x.view(-1, 2)
+    sent = [rows.size(0) - (world - 1), *[1] * (world - 1)]
+    received = [sent[rank]] * world
+    y = x.new_zeros(sum(received), 2)
+    dist.all_to_all_single(y, rows, received, sent)
+    return y
+
+
+@_program
+def all_to_all(rank: int, world: int, group: Any, x: Tensor) -> Any:
+    parts = [torch.zeros(4) for _ in range(world)]
+    dist.all_to_all(parts, list((x * 2).chunk(world)))
+    return parts
+
+
+@_program
+def barrier(rank: int, world: int, group: Any, x: Tensor) -> Any:
+    returned = dist.barrier()
+    return x + 1, returned
+
+
+@_program
+def send_and_receive(rank: int, world: int, group: Any, x: Tensor) -> Any:
+    y = torch.zeros_like(x)
+    if rank % 2 == 0:
+        sent = dist.send(x * 2, rank + 1)
+        source = dist.recv(y, rank + 1)
+    else:
+        source = dist.recv(y, rank - 1)
+        sent = dist.send(y + x, rank - 1)
+    return y, sent, source
+
+
+@_program
+def exchange(rank: int, world: int, group: Any, x: Tensor) -> Any:
+    y = torch.zeros_like(x)
+    ops = [
+        dist.P2POp(dist.irecv, y, (rank - 1) % world),
+        dist.P2POp(dist.isend, x * 2, (rank + 1) % world),
+    ]
+    for work in dist.batch_isend_irecv(ops):
+        work.wait()
+    return y + 1
+
+
+@_program
+def send_between_a_collective_and_its_wait(rank: int, world: int, group: Any, x: Tensor) -> Any:
+    y, z = x * 2, torch.zeros_like(x)
+    work = dist.all_reduce(y, async_op=True) if rank == 0 else None
+    if rank == 0:
+        dist.send(x, 1)
+    elif rank == 1:
+        dist.recv(z, 0)
+    if work is None:
+        dist.all_reduce(y)
+    else:
+        work.wait()
+    return y, z
+
+
+def sub_group(rank: int, world: int, group: Any) -> Program:
+    """Each rank communicates with itself and its neighbour."""
+    groups = [dist.new_group([first, first + 1]) for first in range(0, world, 2)]
+    own = groups[rank // 2]
+
+    def run(x: Tensor) -> Any:
+        y = x * 2
+        dist.all_reduce(y, group=own)
+        dist.broadcast(x, src=rank // 2 * 2, group=own)
+        return y
+
+    return Program(run, lambda call: (torch.arange(4.0) + rank + call,))
+
+
+PROGRAMS["sub_group"] = sub_group

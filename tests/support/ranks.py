@@ -1,0 +1,191 @@
+"""Programs on real ranks: kept gloo processes run a program eager and captured, and compare what both leave.
+
+In: a function of a rank, a world and a group that makes a :class:`Program`. Out: an :class:`Outcome` for each rank.
+Guarantees: the parent ends what it has started, within a bound; after anything but right or refused, the next program
+gets new processes. Limits: a program is a function of a module, since processes get it by its name.
+"""
+
+from __future__ import annotations
+
+import copy
+import datetime
+import multiprocessing
+import os
+import socket
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
+
+from functionalize import capture, functionalize
+from functionalize.errors import in_words
+
+
+_SECONDS = 60.0  # for one program
+
+
+@dataclass(frozen=True)
+class Program:
+    """What runs: ``arguments`` are those of a call, by its number."""
+
+    function: Callable[..., Any]
+    arguments: Callable[[int], tuple[Any, ...]]
+    calls: int = 3
+
+
+Makes = Callable[[int, int, Any], Program]  # of a rank, the size of the world, and its group
+Make = Callable[[Callable[..., Any], tuple[Any, ...]], Callable[..., Any]]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a program on one rank: ``verdict`` is right, refused, wrong, error or lost."""
+
+    verdict: str
+    message: str = ""
+
+
+def _traced(function: Callable[..., Any], args: tuple[Any, ...]) -> Callable[..., Any]:
+    traced: Callable[..., Any] = make_fx(functionalize(function), tracing_mode="fake")(*args)
+    return traced
+
+
+SYSTEMS: dict[str, Make] = {
+    "capture": lambda function, args: capture(function, args),
+    "make_fx": _traced,
+    "dynamo": lambda function, args: torch.compile(function, backend="functionalize"),
+}
+
+
+class Ranks:
+    """A kept set of processes, one for each rank."""
+
+    def __init__(self, world: int) -> None:
+        self.world = world
+        self._processes: list[Any] = []
+        self._pipes: list[Any] = []
+
+    def outcomes(self, program: Makes, system: str = "capture", seconds: float = _SECONDS) -> list[Outcome]:
+        """What came of a program, by rank."""
+        if not self._processes:
+            self._start()
+        for pipe in self._pipes:
+            pipe.send((program, system))
+        until = time.monotonic() + seconds
+        results = [_received(pipe, until) for pipe in self._pipes]
+        if any(result.verdict not in ("right", "refused") for result in results):
+            self.end()
+        return results
+
+    def _start(self) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        context = multiprocessing.get_context("spawn")
+        for rank in range(self.world):
+            own, other = context.Pipe()
+            process = context.Process(target=_serve, args=(rank, self.world, port, other), daemon=True)
+            process.start()
+            other.close()
+            self._processes.append(process)
+            self._pipes.append(own)
+
+    def end(self) -> None:
+        """End the processes."""
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.join()
+        self._processes, self._pipes = [], []
+
+
+def _received(pipe: Any, until: float) -> Outcome:
+    try:
+        if pipe.poll(max(0.0, until - time.monotonic())):
+            outcome: Outcome = pipe.recv()
+            return outcome
+    except EOFError:
+        return Outcome("lost", "the process has ended")
+    return Outcome("lost", "no answer in time")
+
+
+def _serve(rank: int, world: int, port: int, pipe: Any) -> None:
+    parent = multiprocessing.parent_process()
+    threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()  # type: ignore[union-attr]
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    address, seconds = f"tcp://127.0.0.1:{port}", datetime.timedelta(seconds=_SECONDS)
+    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=world, timeout=seconds)
+    while True:
+        program, system = pipe.recv()
+        pipe.send(_outcome(program, SYSTEMS[system], rank, world))
+
+
+def _outcome(program: Makes, make: Make, rank: int, world: int) -> Outcome:
+    torch.compiler.reset()
+    try:
+        differences = list(_differences(program, make, rank, world))
+    except Exception as error:
+        return Outcome("refused", str(error)) if in_words(error) else Outcome("error", traceback.format_exc())
+    return Outcome("wrong", "; ".join(differences)) if differences else Outcome("right")
+
+
+def _differences(program: Makes, make: Make, rank: int, world: int) -> Iterator[str]:
+    """In which a program that alternates with its captured form differs from an eager one."""
+    torch.manual_seed(0)
+    eager = program(rank, world, dist.group.WORLD)
+    torch.manual_seed(0)
+    other = program(rank, world, dist.group.WORLD)
+    before = _sequence_numbers()
+    captured = make(other.function, copy.deepcopy(other.arguments(0)))
+    moved = _moved(before)
+    if moved:
+        yield f"the capture communicates: {moved}"
+    for call in range(eager.calls):
+        wanted = _call(eager, eager.function, call)
+        left = _call(other, other.function if call % 2 else captured, call)
+        if not _equal(left, wanted):
+            yield f"call {call}: {left}, not {wanted}"
+
+
+def _call(program: Program, function: Callable[..., Any], call: int) -> Any:
+    """What a call returns, its arguments and the state afterwards, and how often each group has communicated."""
+    args, before = program.arguments(call), _sequence_numbers()
+    returned = function(*args)
+    return returned, args, _state(program.function), _moved(before)
+
+
+def _state(function: Any) -> Any:
+    if not isinstance(function, nn.Module):
+        return ()
+    return function.state_dict(), [parameter.grad for parameter in function.parameters()]
+
+
+def _sequence_numbers() -> dict[str, int]:
+    groups = dist.distributed_c10d._world.pg_names
+    return {name: group._get_sequence_number_for_group() for group, name in groups.items()}
+
+
+def _moved(before: dict[str, int]) -> dict[str, int]:
+    return {name: now - before.get(name, 0) for name, now in _sequence_numbers().items() if now != before.get(name, 0)}
+
+
+def _equal(left: Any, right: Any) -> bool:
+    lefts, rights = pytree.tree_flatten(left), pytree.tree_flatten(right)
+    return lefts[1] == rights[1] and all(map(_same, lefts[0], rights[0]))
+
+
+def _same(left: Any, right: Any) -> bool:
+    if not isinstance(left, torch.Tensor):
+        return bool(left == right)
+    layout = left.dtype == right.dtype and left.size() == right.size() and left.stride() == right.stride()
+    return layout and torch.allclose(left, right, rtol=1e-6, atol=1e-6, equal_nan=True)
