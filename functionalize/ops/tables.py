@@ -33,13 +33,11 @@ __all__ = [
     "ViewKind",
     "Written",
     "acts",
-    "communicates",
     "decomposes",
     "known_ops",
     "live_row",
     "overload",
     "row",
-    "undeclared",
     "views",
 ]
 
@@ -50,15 +48,6 @@ WRITE_BACKS = frozenset(
 )
 _LOG = logging.getLogger("functionalize")
 
-# Effects of operators that their schemas do not declare, by namespace or name.
-_COMMUNICATES = "it writes to its arguments or acts on other processes, but its schema does not say so"
-_UNDECLARED: Mapping[str, str] = {
-    "c10d": _COMMUNICATES,
-    **{f"_c10d_functional::{name}": _COMMUNICATES for name in ("isend", "irecv", "batch_p2p_ops")},
-}
-
-# Functional collectives return what they compute, and act on other processes as well.
-_COLLECTIVES = frozenset({"_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "_dtensor"})
 # Most of torch's own operators without results check something, or state a fact about sizes; only some act.
 _OF_TORCH = frozenset({"aten", "inductor", "prim", "prims", "profiler"})
 _ACTING = frozenset({"aten::_print"})
@@ -164,16 +153,6 @@ def _returns(op: Any) -> tuple[int, ...]:
     return tuple(-(written.index(alias) + 1) if alias in written else index for index, alias in returned)
 
 
-def undeclared(op: Any) -> str | None:
-    """An effect of `op` that its schema does not declare, or None.
-
-    Example:
-        >>> print(undeclared(torch.ops._c10d_functional.all_reduce.default))
-        None
-    """
-    return _UNDECLARED.get(op.namespace) or _UNDECLARED.get(op.name())
-
-
 def acts(op: object) -> bool:
     """Whether `op` is called only for its effects: it has no results, and its schema does not declare a write.
 
@@ -184,16 +163,6 @@ def acts(op: object) -> bool:
     if not isinstance(op, OpOverload) or op._schema.returns or op._schema.is_mutable:
         return False
     return op.namespace not in _OF_TORCH or op.name() in _ACTING
-
-
-def communicates(op: object) -> bool:
-    """Whether `op` acts on other processes.
-
-    Example:
-        >>> communicates(torch.ops._c10d_functional.all_reduce.default)
-        True
-    """
-    return isinstance(op, OpOverload) and op.namespace in _COLLECTIVES
 
 
 @functools.cache

@@ -137,6 +137,8 @@ def run_call(
     try:
         with FunctionalizeFunctionMode(context), zeros_for_padding(), as_subclass_seen(), mode:
             outputs = func(*args, **kwargs)
+            for work in context.executor.works:
+                work.wait()  # where the program did not
         if mode.refusal is not None:
             raise mode.refusal
         if context.unseen is not None:
@@ -145,6 +147,7 @@ def run_call(
                 context.unseen.forget()
         return end(context, inputs, outputs)
     finally:
+        context.executor.works.clear()
         context.close()
 
 

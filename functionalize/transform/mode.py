@@ -41,6 +41,7 @@ from functionalize.aliasing.geometry import Layout
 from functionalize.aliasing.tensor_queries import counts_elements, tensor_leaves
 from functionalize.errors import UnsupportedProgramError
 from functionalize.ops import tables, traits
+from functionalize.ops.collectives import Way, collective, communicates
 from functionalize.ops.tables import Kind, OpRow, ViewKind
 from functionalize.ops.variants import copying, view_of
 from functionalize.refusals.writes import QUANTIZED_WRITTEN, SPARSE_MADE_OF, SPARSE_PART_READ, SPARSE_PART_WRITTEN
@@ -48,7 +49,7 @@ from functionalize.tracing.meta_cache import CachedCall
 from functionalize.transform import mutation
 from functionalize.transform.context import FunctionalizationContext
 from functionalize.transform.gradients.ended_gradients import WITHOUT_GRAD_MODE
-from functionalize.transform.handlers import custom_ops, data, higher_order, observers, random_ops
+from functionalize.transform.handlers import collectives, custom_ops, data, higher_order, observers, random_ops
 from functionalize.transform.handlers.inplace_views import (
     check_place,
     keeps_size,
@@ -317,8 +318,8 @@ class FunctionalizeMode(TorchDispatchMode):
             torch.autograd.graph.increment_version(handle)
         return out
 
-    def _undeclared(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
-        return custom_ops.undeclared(WritingCall(self.context, func, tables.row(func), args, kwargs))
+    def _collective(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
+        return collectives.run(self.context, func, args, kwargs)
 
     def _wait(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
         """The argument itself, as eager's kernel returns it; its value is the result of the wait."""
@@ -426,7 +427,7 @@ def _choose(func: Any) -> Handler:
     """The handler of an op, by its kind and its row."""
     if isinstance(func, HigherOrderOperator):
         return FunctionalizeMode._higher_order
-    if tables.acts(func):
+    if tables.acts(func) or communicates(func):
         has_side_effect(func)  # so that FX does not drop its nodes as dead
     if func in _BY_OP:
         return _BY_OP[func]
@@ -434,6 +435,9 @@ def _choose(func: Any) -> Handler:
         return _OF_VERSIONS[func.name()]
     if func in (aten.slice.Tensor, aten.select.int):
         return _part
+    row = collective(func)
+    if row is not None and row.way in (Way.TWIN, Way.REFUSED):
+        return FunctionalizeMode._collective
     handler = _by_row(func)
     if func.namespace not in _OF_TORCH:
         return _of_users(handler)
@@ -461,8 +465,6 @@ def _of_users(handler: Handler) -> Handler:
 
 
 def _by_row(func: Any) -> Handler:
-    if tables.undeclared(func):
-        return FunctionalizeMode._undeclared
     row: OpRow = tables.row(func)
     if row.composite:
         return FunctionalizeMode._composite

@@ -78,6 +78,7 @@ class ValueExecutor:
         self.symbolic = self.proxies is not None and has_symbols(mode_stack())
         self._frozen: dict[int, int] = {}  # by the storage of a copy, the storage that it stands for
         self._start = last_node(self.proxies) if self.proxies is not None else None
+        self.works: list[Any] = []  # of collectives that the program has started
 
     # Values
 

@@ -17,6 +17,7 @@ from torch.fx import GraphModule, Node
 from functionalize._torch import HigherOrderOperator, OpOverload
 from functionalize.errors import NotFunctionalError, check_remove
 from functionalize.ops import tables
+from functionalize.ops.collectives import refused
 from functionalize.ops.tables import Kind
 
 # Modules whose functions handle sizes and tuples, never tensor memory.
@@ -146,9 +147,9 @@ def _judge(node: Node, remove: str) -> str | None:
 
 
 def _judge_operator(node: Node, op: OpOverload, remove: str) -> str | None:
-    undeclared = tables.undeclared(op)
-    if undeclared:
-        return f"{op.name()}: {undeclared}"
+    reason = refused(op)
+    if reason is not None:
+        return f"{op.name()}: {reason}"
     written = _written_by(node, op)
     if written:
         return f"{op.name()} writes into {', '.join(f'`{name}`' for name in written)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -106,15 +107,14 @@ def all_gather_into_views(rank: int, world: int, group: Any, x: Tensor) -> Any:
 
 @_program
 def all_gather_into_tensor(rank: int, world: int, group: Any, x: Tensor) -> Any:
-    whole, stacked = x.new_zeros(world * x.numel()), x.new_zeros(world, x.numel())
-    dist.all_gather_into_tensor(whole, x)
-    dist.all_gather_into_tensor(stacked, x * 2)
-    return whole, stacked
+    whole = x.new_zeros(world * x.numel() // 2, 2)
+    dist.all_gather_into_tensor(whole, x.view(-1, 2))
+    return whole
 
 
 @_program
 def all_gather_coalesced(rank: int, world: int, group: Any, x: Tensor) -> Any:
-    parts = [[torch.zeros(x.numel()) for _ in range(world)], [torch.zeros(2) for _ in range(world)]]
+    parts = [[torch.zeros(x.numel()), torch.zeros(2)] for _ in range(world)]
     dist.all_gather_coalesced(parts, [x, x[:2].clone()])
     return parts
 
@@ -250,10 +250,14 @@ def send_between_a_collective_and_its_wait(rank: int, world: int, group: Any, x:
     return y, z
 
 
+@functools.cache
+def _pairs(world: int) -> list[Any]:
+    return [dist.new_group([first, first + 1]) for first in range(0, world, 2)]
+
+
 def sub_group(rank: int, world: int, group: Any) -> Program:
     """Each rank communicates with itself and its neighbour."""
-    groups = [dist.new_group([first, first + 1]) for first in range(0, world, 2)]
-    own = groups[rank // 2]
+    own = _pairs(world)[rank // 2]
 
     def run(x: Tensor) -> Any:
         y = x * 2

@@ -29,7 +29,6 @@ from torch.utils import _pytree as pytree
 from functionalize import capture, functionalize
 from functionalize.errors import in_words
 
-
 _SECONDS = 60.0  # for one program
 
 

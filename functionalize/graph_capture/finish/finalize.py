@@ -47,6 +47,7 @@ from functionalize.graph_capture.inputs.inputs import ConstantLifter, TracedInpu
 from functionalize.graph_capture.trace.data_oracle import Decider, DecisionsOfGraph
 from functionalize.graph_capture.trace.example_data import refuse_acting
 from functionalize.ops import tables
+from functionalize.ops.collectives import communicates
 from functionalize.python_state.reconstruct import GraphNumber, TensorRef
 from functionalize.reachability import nodes_behind
 from functionalize.runtime.autograd.joint import Backward, JointGraph
@@ -401,7 +402,7 @@ class GraphFinalizer:
             sparse=sparse,
             differentiates=HOOKS in self.context.notes.asked,
             lays_out_ones=all(isinstance(mode, CaptureFakeMode) for mode in modes),
-            acts=any(tables.acts(op) or tables.communicates(op) for op in ops),
+            acts=any(tables.acts(op) or communicates(op) for op in ops),
         )
 
     def _recorded(self, metadata: ProgramMetadata, joint: JointGraph | Exception | Backward | None) -> Recorded:

@@ -22,6 +22,7 @@ from functionalize._torch import FakeTensor
 from functionalize._torch.dispatch import identity_of, kernels_alone
 from functionalize._torch.symbols.tracing import nodes_in_use
 from functionalize.ops import tables
+from functionalize.ops.collectives import communicates
 from functionalize.refusals.values import ACTS_BESIDE_BRANCH, COLLECTIVE_BESIDE_BRANCH
 from functionalize.runtime.graphs.view_reads import reads_views, uncopied
 from functionalize.runtime.random_state import RandomState, fresh_generator, generator_of, source_of
@@ -36,9 +37,9 @@ class NoDataError(Exception):
 def refuse_acting(nodes: Iterable[Node], why: str) -> None:
     """Raise where a program that branches on tensor values calls an operator with side effects."""
     for node in nodes:
-        if tables.acts(node.target) or tables.communicates(node.target):
+        if tables.acts(node.target) or communicates(node.target):
             name = node.target.name()  # type: ignore[union-attr]
-            row = COLLECTIVE_BESIDE_BRANCH if tables.communicates(node.target) else ACTS_BESIDE_BRANCH
+            row = COLLECTIVE_BESIDE_BRANCH if communicates(node.target) else ACTS_BESIDE_BRANCH
             raise row.error(getattr(node.meta.get("stack_trace"), "decisive", None), op=name, reason=why)
 
 

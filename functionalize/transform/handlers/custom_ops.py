@@ -34,7 +34,6 @@ from functionalize.ops import tables
 from functionalize.ops.tables import OpRow
 from functionalize.refusals.gradients import NO_FORMULA
 from functionalize.refusals.operators import (
-    COLLECTIVE,
     CUSTOM_READS_WHAT_IT_WRITES,
     CUSTOM_WRITES_SHARED,
     FAKE_RAISES,
@@ -58,13 +57,6 @@ def run(call: WritingCall) -> Any:
     if not can_auto_functionalize(call.func):
         raise _without_form(call.row)
     return _in_graph(call)
-
-
-def undeclared(call: WritingCall) -> Any:
-    """Run an op that does what its schema does not say: in direct use only, as its writes are unknown."""
-    if not call.context.executor.observed:
-        return call.context.executor.on_handles(call.func, call.args, call.kwargs)
-    raise COLLECTIVE.error(op=call.func.name(), reason=tables.undeclared(call.func))
 
 
 def with_gradients(context: FunctionalizationContext, func: Any, run: Callable[[], Any], args: Any, kwargs: Any) -> Any:
