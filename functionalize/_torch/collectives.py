@@ -18,6 +18,11 @@ _OWN = "functionalize"
 _REDUCTIONS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor")  # by their numbers in ReduceOp
 
 
+def register_shapes() -> None:
+    """Have torch register the shapes of what its functional operators return."""
+    import torch.distributed._functional_collectives  # noqa: F401  # private, as are these operators
+
+
 def group_of(script_object: Any) -> Any:
     """The process group that an operator of ``c10d`` gets."""
     return dist.ProcessGroup.unbox(script_object)

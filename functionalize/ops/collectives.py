@@ -156,9 +156,7 @@ def collective(op: Any) -> Collective | None:
         return None
     name = op.name().partition(".")[0]
     if name not in ROWS and op.namespace != OWN:
-        raise LookupError(
-            f"{name}, of a namespace of collective operators, has no row in functionalize.ops.collectives"
-        )
+        raise LookupError(f"{name} acts on other processes, and has no row in functionalize.ops.collectives")
     return ROWS.get(name)
 
 

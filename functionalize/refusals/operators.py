@@ -46,7 +46,14 @@ COLLECTIVE = Refusal(
     UnsupportedMutationError,
     what="the collective operation {op} cannot be part of a graph",
     why="{reason}",
-    hint="use the functional collectives (torch.distributed._functional_collectives), which return their results",
+    hint="call it outside the captured program, between two of them",
+    no_example="torch.distributed has to be initialized",
+)
+OBJECT_SENT = Refusal(
+    UnsupportedProgramError,
+    what="the program sends Python objects to other processes, or gets some from them",
+    why="a graph has tensors, and these objects are other ones in each call",
+    hint="send tensors, or send the objects outside the captured program",
     no_example="torch.distributed has to be initialized",
 )
 UNPAIRED = Refusal(

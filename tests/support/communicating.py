@@ -108,7 +108,7 @@ def all_gather_into_views(rank: int, world: int, group: Any, x: Tensor) -> Any:
 @_program
 def all_gather_into_tensor(rank: int, world: int, group: Any, x: Tensor) -> Any:
     whole = x.new_zeros(world * x.numel() // 2, 2)
-    dist.all_gather_into_tensor(whole, x.view(-1, 2))
+    dist.all_gather_single(whole, x.view(-1, 2))
     return whole
 
 
@@ -135,7 +135,7 @@ def coalescing(rank: int, world: int, group: Any, x: Tensor) -> Any:
     gathered = [x.new_zeros(world * x.numel()) for _ in range(2)]
     with dist._coalescing_manager():
         for into, part in zip(gathered, parts, strict=True):
-            dist.all_gather_into_tensor(into, part)
+            dist.all_gather_single(into, part)
     return parts, gathered
 
 
@@ -149,8 +149,8 @@ def reduce_scatter(rank: int, world: int, group: Any, x: Tensor) -> Any:
 @_program
 def reduce_scatter_tensor(rank: int, world: int, group: Any, x: Tensor) -> Any:
     part, row = torch.zeros(4), torch.zeros(1, 4)
-    dist.reduce_scatter_tensor(part, x)
-    dist.reduce_scatter_tensor(row, x.view(world, 4) * 2)
+    dist.reduce_scatter_single(part, x)
+    dist.reduce_scatter_single(row, x.view(world, 4) * 2)
     return part, row
 
 
@@ -269,3 +269,31 @@ def sub_group(rank: int, world: int, group: Any) -> Program:
 
 
 PROGRAMS["sub_group"] = sub_group
+RIGHT = [*PROGRAMS]
+
+
+@_program
+def receive_from_anyone(rank: int, world: int, group: Any, x: Tensor) -> Any:
+    dist.recv(x)
+
+
+@_program
+def all_gather_objects(rank: int, world: int, group: Any, x: Tensor) -> Any:
+    objects = [None] * world
+    dist.all_gather_object(objects, rank)
+    return objects
+
+
+@_program
+def monitored_barrier(rank: int, world: int, group: Any, x: Tensor) -> Any:
+    dist.monitored_barrier()
+
+
+@_program
+def all_reduce_sparse(rank: int, world: int, group: Any, x: Tensor) -> Any:
+    y = x.to_sparse()
+    dist.all_reduce(y)
+    return y.to_dense()
+
+
+REFUSED = [name for name in PROGRAMS if name not in RIGHT]

@@ -20,7 +20,7 @@ import torch
 from torch.fx import has_side_effect
 
 from functionalize._torch import below_autograd, below_mode
-from functionalize._torch.collectives import boxed, group_of, reduction_name, work_class
+from functionalize._torch.collectives import boxed, group_of, reduction_name, register_shapes, work_class
 from functionalize.aliasing.geometry import same
 from functionalize.aliasing.tensor_queries import is_contiguous, tensor_leaves
 from functionalize.ops.collectives import Collective, collective
@@ -161,8 +161,7 @@ def _shaped(context: FunctionalizationContext, value: Value, size: Sequence[Any]
 
 @functools.cache
 def _twin(row: Collective) -> Any:
-    import torch.distributed._functional_collectives  # noqa: F401  # registers the shapes of results
-
+    register_shapes()
     op = overload(row.twin or "")
     has_side_effect(op)  # so that FX does not drop its nodes as dead: other processes wait for it
     return op

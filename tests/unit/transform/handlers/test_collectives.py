@@ -1,8 +1,7 @@
-"""Collectives: those that write are refused in a graph and right in direct use; functional ones go through."""
+"""Collectives in one process: those that write become functional ones, which go through."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from functionalize import (
     capture,
     functionalize,
 )
-from functionalize.verify import assert_functional
+from functionalize.verify import assert_functional, collectives
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -38,36 +37,66 @@ def reduced(x: Tensor) -> Tensor:
     return y
 
 
-def gathered(x: Tensor) -> Tensor:
-    parts = [torch.zeros_like(x)]
-    dist.all_gather(parts, x)
-    return parts[0]
-
-
-def scattered(x: Tensor) -> Tensor:
-    dist.broadcast(x[0], 0)
-    dist.barrier()
-    return x
-
-
-@pytest.mark.filterwarnings("ignore:barrier")
-@pytest.mark.parametrize("func", [reduced, gathered, scattered])
-def test_collectives_that_write(func: Callable[[Tensor], Tensor]) -> None:
-    x = torch.ones(2, 3)
-    traced: Any = make_fx(functionalize(func), tracing_mode="fake")
-    for run in (lambda: capture(func, (x,)), lambda: traced(x)):
-        with pytest.raises(UnsupportedMutationError, match="c10d::") as raised:
-            run()
-        assert re.search(
-            r"at   .*test_collectives\.py:\d+ in (reduced|gathered|scattered): .*dist\.", str(raised.value)
-        )
-    torch.testing.assert_close(functionalize(func)(x), func(x.clone()))
+def test_a_collective_that_writes_becomes_one_that_returns() -> None:
+    x = torch.ones(3)
+    program = capture(reduced, (x,))
+    assert [node.name for node in program.graph.nodes] == ["x", "mul", "all_reduce", "wait_tensor", "output"]
+    assert_functional(program.graph_module, "mutations_and_views")
+    reads_as = program.graph_module.code.split("def forward")[1]
+    assert "all_reduce.default(mul, 'sum', '0')" in reads_as
 
 
 def test_a_graph_with_collectives_that_write_is_not_functional() -> None:
     graph = make_fx(reduced, tracing_mode="fake")(torch.ones(3))
     with pytest.raises(NotFunctionalError, match=r"c10d::allreduce_: it writes"):
         assert_functional(graph)
+
+
+def test_what_a_graph_communicates_is_listed_in_order() -> None:
+    def func(x: Tensor) -> Tensor:
+        later = dist.all_reduce(x, async_op=True)
+        dist.barrier()
+        whole = torch.zeros(3)
+        dist.all_gather_single(whole, x[:1].repeat(3))
+        later.wait()
+        return whole
+
+    listed = collectives(capture(func, (torch.ones(5),)).graph)
+    assert [(one.kind, one.group, one.bytes) for one in listed] == [
+        ("all_reduce", "0", 20),
+        ("barrier", "0", 0),
+        ("all_gather_into_tensor", "0", 12),
+    ]
+
+
+def test_collectives_that_nothing_reads_stay_in_order() -> None:
+    def func(x: Tensor) -> None:
+        dist.barrier()
+        dist.all_reduce(x * 2)
+        dist.broadcast(x + 1, 0)
+
+    program = capture(func, (torch.ones(2),))
+    before = sequence_number()
+    program(torch.ones(2))
+    assert sequence_number() == before + 3
+    assert [one.kind for one in collectives(program.graph)] == ["barrier", "all_reduce", "broadcast"]
+    program.graph.eliminate_dead_code()
+    assert [one.kind for one in collectives(program.graph)] == ["barrier", "all_reduce", "broadcast"]
+
+
+def test_in_direct_use_a_collective_writes_to_the_program_s_own_tensors() -> None:
+    x = torch.ones(2, 3)
+    torch.testing.assert_close(functionalize(reduced)(x), reduced(x.clone()))
+
+
+def test_a_tensor_of_another_size_is_refused() -> None:
+    def func(x: Tensor) -> Tensor:
+        whole = torch.zeros(5)
+        dist.all_gather_single(whole, x)
+        return whole
+
+    with pytest.raises(UnsupportedMutationError, match="3 elements arrive in tensors of 5"):
+        capture(func, (torch.ones(3),))
 
 
 def test_functional_collectives() -> None:

@@ -1,0 +1,66 @@
+"""Calls whose effects no graph has: on streams of a GPU, and those that send Python objects to other processes.
+
+A call of a captured program runs its whole graph on the stream that is current then, and waits for no other stream.
+
+Invariant: a program that makes such a call is refused; streams and groups that others use are not affected. Limits: by
+classes and functions of torch, once a GPU or a process group is in use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial, wraps
+from typing import Any, NamedTuple
+
+import torch
+
+from functionalize.patches import Patch
+from functionalize.refusals.operators import OBJECT_SENT
+from functionalize.refusals.python_objects import STREAM_USED
+
+
+class _Call(NamedTuple):
+    """A function that is refused, and the error."""
+
+    owner: Any
+    name: str
+    error: Callable[[], Exception]
+
+
+_ON_STREAMS = (
+    _Call(torch.cuda, "set_stream", partial(STREAM_USED.error, action="runs on another stream of a GPU")),
+    *(
+        _Call(owner, name, partial(STREAM_USED.error, action=f"calls {name}() of {said} of a GPU"))
+        for owner, said, names in (
+            (torch.cuda.Stream, "a stream", ("record_event", "wait_event", "wait_stream")),
+            (torch.cuda.Event, "an event", ("record", "wait")),
+        )
+        for name in names
+    ),
+)
+
+
+def rows_for_streams() -> Iterator[Patch]:
+    """Have the program raise `UnsupportedProgramError` where it runs on another stream, or makes a stream wait."""
+    return _rows(_ON_STREAMS if torch.cuda.is_initialized() else ())
+
+
+def rows_for_objects() -> Iterator[Patch]:
+    """Have the program raise `UnsupportedProgramError` where it sends objects to other processes, or gets some."""
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return iter(())
+    pickling = ("_object_to_tensor", "_tensor_to_object")
+    return _rows(_Call(distributed.distributed_c10d, name, OBJECT_SENT.error) for name in pickling)
+
+
+def _rows(calls: Any) -> Iterator[Patch]:
+    return (Patch(call.owner, call.name, partial(_refusing, call.error)) for call in calls)
+
+
+def _refusing(error: Callable[[], Exception], call: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(call)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        raise error()
+
+    return called

@@ -1,0 +1,52 @@
+"""Programs that communicate on real ranks: captured, traced and compiled they do what eager does, as often as eager."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.communicating import PROGRAMS, REFUSED, RIGHT
+from tests.support.ranks import Ranks
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Ranks]:
+    ranks = Ranks(2)
+    yield ranks
+    ranks.end()
+
+
+@pytest.fixture(scope="module")
+def four() -> Iterator[Ranks]:
+    ranks = Ranks(4)
+    yield ranks
+    ranks.end()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_captured_program_does_what_eager_does_on_each_rank(pair: Ranks, name: str) -> None:
+    for outcome in pair.outcomes(PROGRAMS[name]):
+        assert outcome.verdict == "right", outcome.message
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_traced_program_does_what_eager_does_on_each_rank(pair: Ranks, name: str) -> None:
+    for outcome in pair.outcomes(PROGRAMS[name], "make_fx"):
+        assert outcome.verdict == "right", outcome.message
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_program_without_a_functional_form_is_refused_on_each_rank(pair: Ranks, name: str) -> None:
+    for outcome in pair.outcomes(PROGRAMS[name]):
+        assert outcome.verdict == "refused", outcome.message
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_captured_program_does_what_eager_does_on_four_ranks(four: Ranks, name: str) -> None:
+    for outcome in four.outcomes(PROGRAMS[name]):
+        assert outcome.verdict == "right", outcome.message
