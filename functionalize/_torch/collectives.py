@@ -7,7 +7,10 @@ torch's own functional operators it returns at once, and `wait_tensor` waits. Li
 
 from __future__ import annotations
 
+import datetime
 import functools
+import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,7 +23,7 @@ _REDUCTIONS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor")  # 
 
 def register_shapes() -> None:
     """Have torch register the shapes of what its functional operators return."""
-    import torch.distributed._functional_collectives  # noqa: F401  # private, as are these operators
+    import torch.distributed._functional_collectives  # private, as are these operators
 
 
 def group_of(script_object: Any) -> Any:
@@ -200,3 +203,51 @@ def _define() -> Any:
 
 
 _LIBRARY = _define() if dist.is_available() else None
+
+
+def ranks_of(group_name: str) -> list[int]:
+    """The ranks of a group, in the world."""
+    return [*dist.get_process_group_ranks(_group(group_name))]
+
+
+_MEETINGS = Counter[str]()  # how many there were in this process, by what they were about
+
+
+class Meeting:
+    """Ranks of a group that leave texts for one another, in the store from which the groups were made.
+
+    ``about``: which meeting it is, the same on all ranks.
+    """
+
+    def __init__(self, group_name: str, about: str) -> None:
+        from torch.distributed.distributed_c10d import _get_default_store  # the only way to it
+
+        group = _group(group_name)
+        self.size, self.rank, self._about = group.size(), group.rank(), f"{group_name}/{about}"
+        self._store = dist.PrefixStore("functionalize", _get_default_store())
+
+    @classmethod
+    def of_now(cls, group_name: str, program: str) -> Meeting:
+        """A meeting for a program, between what the group has communicated and what it will."""
+        return cls(group_name, f"{_group(group_name)._get_sequence_number_for_group()}/{program}")
+
+    def leave(self, text: str) -> None:
+        """Begin the meeting, with the text of this rank."""
+        _MEETINGS[self._about] += 1
+        self._about += f"/{_MEETINGS[self._about]}"
+        self._until: dict[float, float] = {}
+        self._store.set(f"{self._about}/{self.rank}", text)
+
+    def text(self, rank: int, seconds: float) -> str | None:
+        """The text of a rank; None if it is not there so many seconds after the first question."""
+        until, key = self._until.setdefault(seconds, time.monotonic() + seconds), f"{self._about}/{rank}"
+        try:
+            self._store.wait([key], datetime.timedelta(seconds=max(0.01, until - time.monotonic())))
+        except RuntimeError:
+            return None
+        return self._store.get(key).decode()
+
+    def settle(self, verdict: bool) -> bool:
+        """The first verdict that a rank of the meeting has given: this one's, if no other was before."""
+        first = self._store.compare_set(f"{self._about}/verdict", "", "yes" if verdict else "no")
+        return bool(first == b"yes")

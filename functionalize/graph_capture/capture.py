@@ -15,6 +15,7 @@ import torch
 
 from functionalize._torch.symbols.tracing import answers_of_export
 from functionalize.errors import OverlappingInputsError, UnsupportedProgramError, check_choice, check_remove
+from functionalize.graph_capture.agreement import agree_on_capture
 from functionalize.graph_capture.backward.missing_gradients import serves_without_gradients
 from functionalize.graph_capture.inputs.dynamic_shapes import DynamicShapes, with_dims
 from functionalize.graph_capture.inputs.hyperparameters import ChangingNumbers
@@ -29,6 +30,7 @@ from functionalize.runtime.autograd.partition import PartitionFn
 from functionalize.runtime.calls.program import CapturedProgram
 from functionalize.runtime.calls.specialization import Capture, Recorded
 from functionalize.runtime.capturing import CAPTURING
+from functionalize.runtime.communication import logging_capture
 from functionalize.runtime.decisions import Answers
 from functionalize.transform.functions.numbers import Conversions
 
@@ -121,7 +123,7 @@ def capture(
     dynamic_shapes = with_dims(dynamic_shapes)
     if isinstance(fn, CapturedProgram):
         fn = fn.original
-    numbers = ChangingNumbers()
+    numbers, name = ChangingNumbers(), getattr(fn, "__qualname__", type(fn).__name__)
 
     def recapture(args: Any, kwargs: Any, order: int = 1, answers: Answers | None = None, **how: Any) -> Capture:
         numbers.expect(how.get("changing", ()))
@@ -138,10 +140,15 @@ def capture(
             numbers=numbers if on_data == "decide" else None,
         )
         exporting = answers_of_export() if is_exporting else contextlib.nullcontext()
-        with CAPTURING, exporting:
+        with CAPTURING, exporting, logging_capture(name):
             return _captured(request)
 
-    first = recapture(args, dict(kwargs or {}), order=1 if gradients == "now" else 0, strict=True)
+    try:
+        first = recapture(args, dict(kwargs or {}), order=1 if gradients == "now" else 0, strict=True)
+    except Exception as error:
+        agree_on_capture(name, None, error)
+        raise
+    agree_on_capture(name, first.recorded.graph)
     reason = first.recorded.joint
     if gradients == "now" and isinstance(reason, Exception) and not isinstance(reason, OverlappingInputsError):
         raise reason

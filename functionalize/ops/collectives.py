@@ -24,7 +24,7 @@ class Way(Enum):
 
     TWIN = "its functional twin, whose results are written to its arguments"
     VALUE = "as it is: it returns what it computes, and acts on other processes"
-    WRITE = "as any operator whose schema declares its writes"
+    WRITE = "as any operator whose schema declares its writes; it acts on no other process"
     WAIT = "as it is: it returns its argument once that has arrived"
     LOCAL = "as it is: it acts on no other process"
     REFUSED = "not at all"
@@ -125,7 +125,7 @@ _ROWS = (
     *_values("_c10d_functional_autograd", _FUNCTIONAL),
     *_values("c10d_functional", (*_FUNCTIONAL, *_FORMS)),
     *_values(OWN, ("reduce", "reduce_scatter", "gather", "scatter", "all_to_all", "barrier", "send", "receive")),
-    *(Collective(f"_c10d_functional::{name}", name.strip("_"), Way.WRITE) for name in _IN_PLACE),
+    *_refused("_c10d_functional", _IN_PLACE, "it is for compilers: in a graph the operator without `_` has its place"),
     Collective("_c10d_functional::wait_tensor", "wait", Way.WAIT),
     Collective("c10d_functional::wait_tensor", "wait", Way.WAIT),
     Collective("_c10d_functional::_wrap_tensor_autograd", "wrap", Way.LOCAL),
@@ -175,7 +175,7 @@ def refused(op: Any) -> str | None:
 
 
 def communicates(op: object) -> bool:
-    """Whether `op` acts on other processes.
+    """Whether `op` acts on other processes, or waits for them.
 
     Example:
         >>> import torch
@@ -183,4 +183,16 @@ def communicates(op: object) -> bool:
         True
     """
     row = collective(op)
-    return row is not None and row.way is not Way.LOCAL
+    return row is not None and row.way not in (Way.LOCAL, Way.WRITE)
+
+
+def starts(op: object) -> bool:
+    """Whether `op` starts a communication, which other processes take part in.
+
+    Example:
+        >>> import torch
+        >>> starts(torch.ops._c10d_functional.wait_tensor.default)
+        False
+    """
+    row = collective(op)
+    return row is not None and row.way is Way.VALUE

@@ -250,6 +250,27 @@ COLLECTIVE_BESIDE_BRANCH = Refusal(
     hint=ACTS_BESIDE_BRANCH.hint,
     no_example="torch.distributed has to be initialized",
 )
+OUT_OF_STEP = Refusal(
+    UnsupportedProgramError,
+    what="{op}, where the same call has communicated by {before}",
+    why="the call started again, and the program communicates in another way this time",
+    hint="let what the program communicates depend on its inputs alone, not on time or on Python's own random numbers",
+    no_example="torch.distributed has to be initialized",
+)
+RUNS_ONCE = Refusal(
+    UnsupportedProgramError,
+    what="the program cannot run as it is: the call has communicated already, and would do so once more",
+    why="{reason}",
+    hint="capture the code before the communication and the code after it separately",
+    no_example="torch.distributed has to be initialized",
+)
+DISAGREE = Refusal(
+    UnsupportedProgramError,
+    what="the ranks of group {group} do not capture the same program, or not at the same time",
+    why="{reason}",
+    hint="capture on all ranks of a group, with examples for which all ranks communicate in the same order",
+    no_example="it needs several processes",
+)
 CUDNN_DROPOUT = Refusal(
     UnsupportedProgramError,
     what="recurrent layers on a GPU with dropout between them",

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+import torch.distributed.nn.functional as nn_functional
 from torch import Tensor
 
 from tests.support.ranks import Makes, Program
@@ -250,6 +252,78 @@ def send_between_a_collective_and_its_wait(rank: int, world: int, group: Any, x:
     return y, z
 
 
+@_program
+def by_a_reduced_sum(rank: int, world: int, group: Any, x: Tensor) -> Any:
+    y = x * 2
+    dist.all_reduce(y)
+    return y + 1 if y.sum() > 30 * world * world else y - 1
+
+
+@_program
+def decides_by_rank(rank: int, world: int, group: Any, x: Tensor) -> Any:
+    y = x * 2 if x[0] > 10 else x - 1
+    dist.all_reduce(y)
+    return y * 10 if y.sum() > 50 * world else y
+
+
+@_program
+def decides_by_rank_functional(rank: int, world: int, group: Any, x: Tensor) -> Any:
+    y = x * 2 if x[0] > 10 else x - 1
+    y = functional.all_reduce(y, "sum", group)
+    return y * 10 if y.sum() > 50 * world else y
+
+
+@_program
+def decides_otherwise_in_each_call(rank: int, world: int, group: Any, x: Tensor) -> Any:
+    dist.broadcast(x, 0)
+    first = (x[0] + rank) % 2 == 0
+    y = x + 1 if first else x * 3
+    dist.barrier()
+    dist.all_reduce(y)
+    z = y if y.sum() % 3 == 0 else -y
+    dist.all_reduce(z, op=dist.ReduceOp.MAX)
+    return z if z[0] > 20 else z + 1
+
+
+@_program
+def experts(rank: int, world: int, group: Any, x: Tensor) -> Any:
+    choice = (x.sum().long() + torch.arange(x.numel())) % world
+    sent = torch.bincount(choice, minlength=world)
+    received = torch.empty_like(sent)
+    dist.all_to_all_single(received, sent)
+    counts = received.tolist()
+    y = x.new_empty(sum(counts))
+    dist.all_to_all_single(y, x[choice.argsort(stable=True)], counts, sent.tolist())
+    return y * 2
+
+
+@_program
+def in_a_loop(rank: int, world: int, group: Any, x: Tensor) -> Any:
+    y = x.clone()
+    for _ in range(4):
+        dist.all_reduce(y)
+        if y.max() > 100 * world:
+            break
+    return y
+
+
+@_program
+def torch_distributed_nn(rank: int, world: int, group: Any, x: Tensor) -> Any:
+    y = x.clone().requires_grad_()
+    z = torch.cat(nn_functional.all_gather(y * 2)) * nn_functional.all_reduce(y).sum()
+    (gradient,) = torch.autograd.grad(z.sin().sum(), y)
+    return z, gradient
+
+
+@_program
+def gradients_inside(rank: int, world: int, group: Any, x: Tensor) -> Any:
+    y = x.clone().requires_grad_()
+    z = functional.all_gather_tensor_autograd((y * 2).sin(), 0, group)
+    z = functional.reduce_scatter_tensor_autograd(z.exp(), "sum", 0, group)
+    (gradient,) = torch.autograd.grad(z.sin().sum(), y)
+    return z, gradient
+
+
 @functools.cache
 def _pairs(world: int) -> list[Any]:
     return [dist.new_group([first, first + 1]) for first in range(0, world, 2)]
@@ -294,6 +368,38 @@ def all_reduce_sparse(rank: int, world: int, group: Any, x: Tensor) -> Any:
     y = x.to_sparse()
     dist.all_reduce(y)
     return y.to_dense()
+
+
+@_program
+def refused_on_one_rank(rank: int, world: int, group: Any, x: Tensor) -> Any:
+    dist.all_reduce(x)
+    if rank == 1:
+        dist.monitored_barrier()
+    dist.all_reduce(x)
+
+
+@_program
+def in_another_order(rank: int, world: int, group: Any, x: Tensor) -> Any:
+    y = x + 1
+    if rank == 0:
+        dist.all_reduce(x)
+        dist.broadcast(y, 0)
+    else:
+        dist.broadcast(y, 0)
+        dist.all_reduce(x)
+
+
+@_program
+def asked_by_one_rank(rank: int, world: int, group: Any, x: Tensor) -> Any:
+    dist.all_reduce(x)
+    return x + 1 if rank == 0 and x.sum() > 0 else x
+
+
+@_program
+def raises_after_a_collective(rank: int, world: int, group: Any, x: Tensor) -> Any:
+    dist.all_reduce(x)
+    if x[0] > 10 * sum(range(world)):
+        raise ValueError("the sum is too large")
 
 
 REFUSED = [name for name in PROGRAMS if name not in RIGHT]

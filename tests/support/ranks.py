@@ -17,7 +17,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -30,6 +30,7 @@ from functionalize import capture, functionalize
 from functionalize.errors import in_words
 
 _SECONDS = 60.0  # for one program
+_STARTING = 120.0  # until the processes have imported torch
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ class Outcome:
 
     verdict: str
     message: str = ""
+    captured: int = 0  # how often the capture has communicated: as often on all ranks
 
 
 def _traced(function: Callable[..., Any], args: tuple[Any, ...]) -> Callable[..., Any]:
@@ -81,6 +83,8 @@ class Ranks:
             pipe.send((program, system))
         until = time.monotonic() + seconds
         results = [_received(pipe, until) for pipe in self._pipes]
+        if len({result.captured for result in results if result.verdict == "right"}) > 1:
+            results = [replace(result, verdict="wrong", message="captures differ") for result in results]
         if any(result.verdict not in ("right", "refused") for result in results):
             self.end()
         return results
@@ -97,6 +101,9 @@ class Ranks:
             other.close()
             self._processes.append(process)
             self._pipes.append(own)
+        until = time.monotonic() + _STARTING
+        for pipe in self._pipes:
+            _received(pipe, until)
 
     def end(self) -> None:
         """End the processes."""
@@ -124,6 +131,7 @@ def _serve(rank: int, world: int, port: int, pipe: Any) -> None:
     warnings.simplefilter("ignore")
     address, seconds = f"tcp://127.0.0.1:{port}", datetime.timedelta(seconds=_SECONDS)
     dist.init_process_group("gloo", init_method=address, rank=rank, world_size=world, timeout=seconds)
+    pipe.send(Outcome("right"))
     while True:
         program, system = pipe.recv()
         pipe.send(_outcome(program, SYSTEMS[system], rank, world))
@@ -132,23 +140,21 @@ def _serve(rank: int, world: int, port: int, pipe: Any) -> None:
 def _outcome(program: Makes, make: Make, rank: int, world: int) -> Outcome:
     torch.compiler.reset()
     try:
-        differences = list(_differences(program, make, rank, world))
+        torch.manual_seed(0)
+        eager = program(rank, world, dist.group.WORLD)
+        torch.manual_seed(0)
+        other = program(rank, world, dist.group.WORLD)
+        before = _sequence_numbers()
+        captured = make(other.function, copy.deepcopy(other.arguments(0)))
+        moved = sum(_moved(before).values())
+        differences = list(_differences(eager, other, captured))
     except Exception as error:
         return Outcome("refused", str(error)) if in_words(error) else Outcome("error", traceback.format_exc())
-    return Outcome("wrong", "; ".join(differences)) if differences else Outcome("right")
+    return Outcome("wrong", "; ".join(differences)) if differences else Outcome("right", captured=moved)
 
 
-def _differences(program: Makes, make: Make, rank: int, world: int) -> Iterator[str]:
+def _differences(eager: Program, other: Program, captured: Callable[..., Any]) -> Iterator[str]:
     """In which a program that alternates with its captured form differs from an eager one."""
-    torch.manual_seed(0)
-    eager = program(rank, world, dist.group.WORLD)
-    torch.manual_seed(0)
-    other = program(rank, world, dist.group.WORLD)
-    before = _sequence_numbers()
-    captured = make(other.function, copy.deepcopy(other.arguments(0)))
-    moved = _moved(before)
-    if moved:
-        yield f"the capture communicates: {moved}"
     for call in range(eager.calls):
         wanted = _call(eager, eager.function, call)
         left = _call(other, other.function if call % 2 else captured, call)
@@ -159,7 +165,12 @@ def _differences(program: Makes, make: Make, rank: int, world: int) -> Iterator[
 def _call(program: Program, function: Callable[..., Any], call: int) -> Any:
     """What a call returns, its arguments and the state afterwards, and how often each group has communicated."""
     args, before = program.arguments(call), _sequence_numbers()
-    returned = function(*args)
+    try:
+        returned = function(*args)
+    except Exception as error:
+        if in_words(error):
+            raise
+        returned = type(error).__name__, str(error)
     return returned, args, _state(program.function), _moved(before)
 
 

@@ -42,10 +42,12 @@ from functionalize.graph_capture.refusals.torch_errors import of_derivative
 from functionalize.graph_capture.trace.checkpointing import CheckpointRegions, copied
 from functionalize.graph_capture.trace.data_oracle import DecisionsOfGraph
 from functionalize.ops import tables
+from functionalize.ops.collectives import starts
 from functionalize.python_state.walk import StateWalk
 from functionalize.reachability import nodes_behind
 from functionalize.refusals.gradients import BACKWARD_ACTS, BACKWARD_WRITES, GRADIENT_OF_ELSEWHERE
 from functionalize.refusals.random_numbers import DRAWN_IN_BACKWARD
+from functionalize.refusals.values import RUNS_ONCE
 from functionalize.runtime.autograd.joint import JointGraph, tangent_name
 from functionalize.runtime.metadata import (
     AliasKind,
@@ -343,6 +345,8 @@ class JointTracer:
         if self.order > 1:  # a higher order takes only what it uses
             for node in [node for node in graph.nodes if tables.acts(node.target)]:
                 graph.erase_node(node)  # the call has done it
+            if any(starts(node.target) for node in graph.nodes):
+                raise RUNS_ONCE.error(reason="a derivative of a derivative computes the forward again")
             graph.eliminate_dead_code(Node.is_impure)  # random numbers stay
             forget_unread(graph)
             taken = [n for n in taken if placeholders[n].users or gradients.get(n) is not None]

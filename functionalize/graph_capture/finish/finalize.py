@@ -161,17 +161,21 @@ class GraphFinalizer:
             decisions=decisions,
         )
         if metadata.graph.acts and decisions.all:
-            self._refuse_acting(metadata)
+            self._refuse_acting(metadata, all_ops=traced is not None)
         ended = self._recorded(metadata, traced(metadata) if callable(traced) else traced)
         return replace(ended, refused=joint.refused if isinstance(ended.joint, JointGraph) else {})
 
-    def _refuse_acting(self, metadata: ProgramMetadata) -> None:
-        """Raise where a call may learn midway that it takes another branch, and would start again."""
+    def _refuse_acting(self, metadata: ProgramMetadata, *, all_ops: bool) -> None:
+        """Raise where a call may learn midway that it takes another branch, and would start again.
+
+        ``all_ops``: also for collectives, which a call repeats only in a graph with a backward: its order is another.
+        """
         if precheck_of(self.tracer.graph, self.tracer.root, metadata) is None:
             first = metadata.graph.decisions[0].location
             refuse_acting(
                 self.tracer.graph.nodes,
                 (f"a call that takes another branch at {first} starts again from the beginning"),
+                all_ops=all_ops,
             )
 
     def _traced(
@@ -403,6 +407,7 @@ class GraphFinalizer:
             differentiates=HOOKS in self.context.notes.asked,
             lays_out_ones=all(isinstance(mode, CaptureFakeMode) for mode in modes),
             acts=any(tables.acts(op) or communicates(op) for op in ops),
+            communicates=any(map(communicates, ops)),
         )
 
     def _recorded(self, metadata: ProgramMetadata, joint: JointGraph | Exception | Backward | None) -> Recorded:

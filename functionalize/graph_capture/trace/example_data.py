@@ -21,9 +21,11 @@ from torch.fx.node import map_arg
 from functionalize._torch import FakeTensor
 from functionalize._torch.dispatch import identity_of, kernels_alone
 from functionalize._torch.symbols.tracing import nodes_in_use
+from functionalize.graph_capture.agreement import agree_to_communicate
 from functionalize.ops import tables
-from functionalize.ops.collectives import communicates
+from functionalize.ops.collectives import communicates, starts
 from functionalize.refusals.values import ACTS_BESIDE_BRANCH, COLLECTIVE_BESIDE_BRANCH
+from functionalize.runtime.communication import current_log, once
 from functionalize.runtime.graphs.view_reads import reads_views, uncopied
 from functionalize.runtime.random_state import RandomState, fresh_generator, generator_of, source_of
 
@@ -34,10 +36,13 @@ class NoDataError(Exception):
     """A value depends on an input without data; the message says on which."""
 
 
-def refuse_acting(nodes: Iterable[Node], why: str) -> None:
-    """Raise where a program that branches on tensor values calls an operator with side effects."""
+def refuse_acting(nodes: Iterable[Node], why: str, *, all_ops: bool = False) -> None:
+    """Raise where a program that branches on tensor values calls an operator with side effects.
+
+    ``all_ops``: also for collectives, which happen once in a call, see `runtime/communication.py`.
+    """
     for node in nodes:
-        if tables.acts(node.target) or communicates(node.target):
+        if tables.acts(node.target) or (all_ops and communicates(node.target)):
             name = node.target.name()  # type: ignore[union-attr]
             row = COLLECTIVE_BESIDE_BRANCH if communicates(node.target) else ACTS_BESIDE_BRANCH
             raise row.error(getattr(node.meta.get("stack_trace"), "decisive", None), op=name, reason=why)
@@ -62,7 +67,8 @@ class ExampleData:
         self._views = dict[Any, Any]()  # views, of nodes that copy them
         self._done = set[Node]()  # nodes that have been computed
         self._sources = dict[Node, Any]()  # of the nodes that draw random numbers, in order
-        self._searched: Node | None = None  # the last node that was searched for draws
+        self._communications = dict[Node, int]()  # the collectives, in order, each with its position
+        self._searched: Node | None = None  # the last node that was searched
         self._states = dict[int, torch.Tensor]()  # of generators, after the draws so far
         self._many = _FEW
 
@@ -85,8 +91,8 @@ class ExampleData:
         return value
 
     def _needed(self, wanted: Iterable[Node]) -> set[Node]:
-        """The nodes to compute; if one of them draws random numbers, also all that draw before it."""
-        self._find_draws()
+        """The nodes to compute; if one draws random numbers or communicates, also all that do so before it."""
+        self._find_ordered()
         needed, waiting = set[Node](), list(wanted)
         while waiting:
             node = waiting.pop()
@@ -94,11 +100,12 @@ class ExampleData:
                 continue
             needed.add(node)
             waiting += node.all_input_nodes
-            if node in self._sources:
-                waiting += [earlier for earlier in self._sources if earlier < node]
+            for ordered in (self._sources, self._communications):
+                if node in ordered:
+                    waiting += [earlier for earlier in ordered if earlier < node]
         return needed
 
-    def _find_draws(self) -> None:
+    def _find_ordered(self) -> None:
         nodes = list[Node]()
         for node in reversed(self._tracer.graph.nodes):
             if node is self._searched:
@@ -109,6 +116,8 @@ class ExampleData:
             source = source_of(node, self._tracer.root)
             if source is not None and not self._drawn_again(node):
                 self._sources[node] = source
+            if starts(node.target):
+                self._communications[node] = len(self._communications)
 
     @contextlib.contextmanager
     def _drawing(self, nodes: Sequence[Node]) -> Iterator[None]:
@@ -136,13 +145,19 @@ class ExampleData:
             node.target, *views, node.meta.get("val")
         ):
             args, kwargs = views
+        if node in self._communications:
+            position, log = self._communications[node], current_log()
+            if log is not None and log.capture_of is not None and position == len(log.started):
+                agree_to_communicate(log.capture_of, node, position)
+            return once(node.target, position, *args, **kwargs)
         return node.target(*args, **kwargs)  # type: ignore[operator]
 
     def _drop(self) -> None:
         """Forget tensors that nothing will ask for; a tensor that is asked for nevertheless is computed again."""
         used = nodes_in_use(self._tracer)
         for node, value in list(self._values.items()):
-            kept = node in self._sources or node in used or isinstance(value, (bool, int, float))
+            kept = node in self._sources or node in self._communications or node in used
+            kept = kept or isinstance(value, (bool, int, float))
             if node.op == "call_function" and not kept and self._done.issuperset(node.users):
                 del self._values[node]
                 self._views.pop(node, None)

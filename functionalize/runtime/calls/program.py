@@ -31,13 +31,15 @@ from functionalize.refusals.calls import (
     NUMBERS_VARY,
     PROGRAM_COPIED,
 )
+from functionalize.refusals.values import RUNS_ONCE
 from functionalize.runtime.arguments import CallArguments
 from functionalize.runtime.autograd.joint import JointGraph
 from functionalize.runtime.autograd.partition import PartitionFn
 from functionalize.runtime.calls.selection import Specializations
-from functionalize.runtime.calls.specialization import Capture, Recapture, Recorded, Specialization
+from functionalize.runtime.calls.specialization import Capture, Chosen, Recapture, Recorded, Specialization
 from functionalize.runtime.calls.variants import Variant
 from functionalize.runtime.capturing import CAPTURES, CAPTURING
+from functionalize.runtime.communication import CallLog, current_log, logging_to
 from functionalize.runtime.decisions import Answers, Decision, Diverged
 from functionalize.runtime.exports import Exports
 from functionalize.runtime.graphs.graph_forms import with_copies
@@ -232,16 +234,24 @@ class CapturedProgram(Exports):
             return self._called_so(args, kwargs)(*args, **kwargs)
         arguments = self._convention.arguments(args, kwargs)
         chosen = specializations.passed(arguments)
-        if chosen is None:
-            try:
-                with CAPTURING:
-                    chosen = specializations.choose(arguments)
-            except Exception as error:
-                if in_words(error):
-                    raise
-                reason = error  # an operator's error for these inputs, which eager may raise with another message
-        if chosen is None:
-            return self._as_it_is(arguments, reason)
+        if chosen is not None and not chosen.specialization.may_repeat and current_log() is None:
+            return self._run(chosen, arguments)
+        with logging_to(CallLog()):
+            return self._run(chosen or self._chosen(arguments), arguments)
+
+    def _chosen(self, arguments: CallArguments) -> Chosen | Exception:
+        """The specialization for a call, or an operator's error, which eager may raise with another message."""
+        try:
+            with CAPTURING:
+                return self._specializations.choose(arguments)
+        except Exception as error:
+            if in_words(error):
+                raise
+            return error
+
+    def _run(self, chosen: Chosen | Exception, arguments: CallArguments) -> Any:
+        if isinstance(chosen, Exception):
+            return self._as_it_is(arguments, chosen)
         try:
             return chosen.specialization.run(chosen.inputs, arguments)
         except Diverged as error:
@@ -286,9 +296,17 @@ class CapturedProgram(Exports):
 
     def _as_it_is(self, arguments: CallArguments, reason: Exception) -> Any:
         """Run the original, which could not be captured for a call: it mostly raises, with eager's message."""
-        returned = self.original(*arguments.args, **arguments.kwargs)
-        warnings.warn(FAKES_NOT_ACCEPTED.error(reason=reason), stacklevel=3)
+        returned = self._original(arguments, "it could not be captured for these arguments")
+        warnings.warn(FAKES_NOT_ACCEPTED.error(reason=reason), stacklevel=4)
         return returned
+
+    def _original(self, arguments: CallArguments, reason: str) -> Any:
+        """The original's result, in a call that has communicated nothing."""
+        log = current_log()
+        if log is not None and log.started:
+            raise RUNS_ONCE.error(reason=reason)
+        with logging_to(None):  # it may call programs, each of which has a log of its own
+            return self.original(*arguments.args, **arguments.kwargs)
 
     def _run_another(self, chosen: Specialization, answers: Answers, arguments: CallArguments) -> Any:
         """The result of a call that takes another branch than the captured programs."""
@@ -303,7 +321,7 @@ class CapturedProgram(Exports):
                     break
                 another = specializations.another(agreeing, call_kind, answers_by_kind[call_kind], arguments)
             if another is None:  # the program itself raises on this branch, perhaps after writes
-                return self.original(*arguments.args, **arguments.kwargs)
+                return self._original(arguments, "it raises on the branch that it takes")
             chosen, call_kind = another.specialization, another.specialization.kind
             try:
                 return chosen.run(another.inputs, arguments)
@@ -314,8 +332,8 @@ class CapturedProgram(Exports):
 
     def _as_written(self, arguments: CallArguments) -> Any:
         """The original's result: the program passes data-dependent floats to code that takes only Python numbers."""
-        warnings.warn(NUMBERS_VARY.error(bound=self._specializations.cache_size), stacklevel=4)
-        return self.original(*arguments.args, **arguments.kwargs)
+        warnings.warn(NUMBERS_VARY.error(bound=self._specializations.cache_size), stacklevel=5)
+        return self._original(arguments, "it needs data-dependent floats as Python numbers")
 
     @property
     def current(self) -> Specialization:

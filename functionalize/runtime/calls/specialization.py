@@ -155,6 +155,11 @@ class Specialization:
         """Whether its calls have gradients, but it was captured without its backward, so that it can run no call."""
         return self.recorded.joint is Backward.UNTRACED
 
+    @functools.cached_property
+    def may_repeat(self) -> bool:
+        """Whether a call may start again after it has communicated."""
+        return bool(self.decisions) and self.metadata.graph.communicates
+
     @property
     def decisions(self) -> tuple[Decision, ...]:
         """The branches on tensor values that the program takes."""
@@ -331,6 +336,7 @@ class Specialization:
         """
         capture, is_repeatable = self.capture, not (self.metadata.graph.acts or self._draws)
         leaves_all = self.recorded.joint is None and not (capture.modes_left or capture.unread)
+        leaves_all = leaves_all and not self.metadata.graph.communicates  # perhaps inside of a call with a log
         return leaves_all and (is_repeatable or not capture.catches)
 
     def _partitioned(self, joint: JointGraph) -> ForwardCall:

@@ -9,6 +9,7 @@ share no memory, and a call that autograd does not follow; ``copy_`` needs input
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,7 +19,9 @@ from torch.fx import Graph, GraphModule, Node
 from functionalize._torch import OpOverload, pytree
 from functionalize._torch.dispatch import direct_call
 from functionalize.ops import traits
+from functionalize.ops.collectives import starts
 from functionalize.ops.variants import in_place_of, offset_argument, written_view
+from functionalize.runtime.communication import call_once
 from functionalize.runtime.decisions import Decision, with_assertions, with_checks
 from functionalize.runtime.graphs.view_reads import have_read_views
 from functionalize.runtime.metadata import InputMutation, InputRef, NewStorage, ProgramMetadata
@@ -121,9 +124,11 @@ def executable(graph: Graph, root: torch.nn.Module, *, decisions: Sequence[Decis
 def made_executable(graph: Graph, root: torch.nn.Module) -> GraphModule:
     """As :func:`executable`, for a graph with no other user: it is changed, and not copied."""
     have_read_views(graph)
+    communications = itertools.count()
     for node in graph.nodes:
         if isinstance(node.target, OpOverload):
-            node.target = direct_call(node.target)
+            op = node.target
+            node.target = call_once(op, next(communications)) if starts(op) else direct_call(op)
     return GraphModule(root, graph, "Executed")
 
 

@@ -223,27 +223,42 @@ def sequence_number() -> int:
     return int(dist.group.WORLD._get_sequence_number_for_group())  # type: ignore[union-attr]
 
 
-BRANCHES = r"all_reduce, a collective operation, in a program that branches on tensor values\n    at   .*all_reduce"
+@pytest.mark.parametrize("func", [after_a_collective, by_a_collective, before_a_collective, in_one_branch])
+def test_a_program_that_branches_on_values_communicates_as_often_as_in_eager(func: Callable[[Tensor], Any]) -> None:
+    program = capture(func, (torch.ones(3),))
+    for x in (torch.ones(3), -torch.ones(3), torch.ones(3), -2 * torch.ones(3)):
+        before = sequence_number()
+        expected = func(x)
+        between = sequence_number()
+        torch.testing.assert_close(program(x), expected)
+        assert sequence_number() - between == between - before
+    assert len(program.variants) == 2
 
 
-@pytest.mark.parametrize("func", [after_a_collective, by_a_collective, before_a_collective])
-def test_collectives_are_refused_in_programs_that_branch_on_values(func: Callable[[Tensor], Any]) -> None:
+def test_a_capture_for_a_call_communicates_for_this_call() -> None:
+    program = capture(by_a_collective, (torch.ones(3),), on_guard_failure="recapture")
+    for x in (torch.ones(5), -torch.ones(2)):
+        before = sequence_number()
+        torch.testing.assert_close(program(x), x + 1 if x[0] > 0 else x - 1)
+        assert sequence_number() == before + 1
+
+
+def test_branches_beside_collectives_with_gradients_are_refused() -> None:
+    x = torch.ones(3, requires_grad=True)
+    with pytest.raises(UnsupportedProgramError, match="all_reduce, a collective operation, in a program that branches"):
+        capture(after_a_collective, (x,))
+
+
+def test_a_second_derivative_of_a_program_that_communicates_is_refused() -> None:
+    program = capture(lambda x: (functional.all_reduce(x, "sum", dist.group.WORLD) ** 3).sum(), (torch.ones(2),))  # type: ignore[arg-type]
+    x = torch.ones(2, requires_grad=True)
     before = sequence_number()
-    with pytest.raises(UnsupportedProgramError, match=BRANCHES):
-        capture(func, (torch.ones(3),))
-    assert sequence_number() == before
-    torch.testing.assert_close(functionalize(func)(torch.ones(3)), func(torch.ones(3)))
+    (gradient,) = torch.autograd.grad(program(x), x, create_graph=True)
+    torch.testing.assert_close(gradient, torch.full((2,), 3.0))
     assert sequence_number() == before + 2
-
-
-def test_collectives_of_another_way_are_refused_when_it_is_taken() -> None:
-    program = capture(in_one_branch, (torch.ones(3),))
-    torch.testing.assert_close(program(torch.ones(3)), torch.full((3,), 2.0))
-    before = sequence_number()
-    for _ in range(2):
-        with pytest.raises(UnsupportedProgramError, match=BRANCHES):
-            program(-torch.ones(3))
-    assert sequence_number() == before
+    with pytest.raises(RuntimeError, match="communicated already"):
+        torch.autograd.grad(gradient.sum(), x)
+    assert sequence_number() == before + 2
 
 
 def test_where_takes_the_place_of_a_branch_beside_collectives() -> None:
