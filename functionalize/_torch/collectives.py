@@ -10,7 +10,6 @@ from __future__ import annotations
 import datetime
 import functools
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -210,9 +209,6 @@ def ranks_of(group_name: str) -> list[int]:
     return [*dist.get_process_group_ranks(_group(group_name))]
 
 
-_MEETINGS = Counter[str]()  # how many there were in this process, by what they were about
-
-
 class Meeting:
     """Ranks of a group that leave texts for one another, in the store from which the groups were made.
 
@@ -224,25 +220,18 @@ class Meeting:
 
         group = _group(group_name)
         self.size, self.rank, self._about = group.size(), group.rank(), f"{group_name}/{about}"
+        self._until: float | None = None
         self._store = dist.PrefixStore("functionalize", _get_default_store())
 
-    @classmethod
-    def of_now(cls, group_name: str, program: str) -> Meeting:
-        """A meeting for a program, between what the group has communicated and what it will."""
-        return cls(group_name, f"{_group(group_name)._get_sequence_number_for_group()}/{program}")
-
     def leave(self, text: str) -> None:
-        """Begin the meeting, with the text of this rank."""
-        _MEETINGS[self._about] += 1
-        self._about += f"/{_MEETINGS[self._about]}"
-        self._until: dict[float, float] = {}
+        """Leave the text of this rank."""
         self._store.set(f"{self._about}/{self.rank}", text)
 
     def text(self, rank: int, seconds: float) -> str | None:
         """The text of a rank; None if it is not there so many seconds after the first question."""
-        until, key = self._until.setdefault(seconds, time.monotonic() + seconds), f"{self._about}/{rank}"
+        self._until, key = self._until or time.monotonic() + seconds, f"{self._about}/{rank}"
         try:
-            self._store.wait([key], datetime.timedelta(seconds=max(0.01, until - time.monotonic())))
+            self._store.wait([key], datetime.timedelta(seconds=max(0.01, self._until - time.monotonic())))
         except RuntimeError:
             return None
         return self._store.get(key).decode()

@@ -18,14 +18,15 @@ from functionalize.errors import in_words
 from functionalize.ops.calls import argument, declared
 from functionalize.ops.collectives import collective, starts
 from functionalize.refusals.values import COLLECTIVE_BESIDE_BRANCH, DISAGREE
+from functionalize.runtime.communication import CallLog
 
 _SECONDS = 10.0  # until ranks compare captures
 _FOR_DECISIONS = 7.0  # less, so that ranks that compare captures learn that one is refused
 _PAIRS = ("send", "receive")  # which have another order on each rank
 
 
-def agree_to_communicate(program: str, node: Node, position: int) -> None:
-    """Return once all ranks of a group are about to run this collective, for a decision of their captures of a program.
+def agree_to_communicate(capture: str, node: Node, position: int) -> None:
+    """Return once all ranks of a group are about to run this collective, for a decision of this capture.
 
     Raises:
         UnsupportedProgramError: another rank does not come, or comes with another collective; or a node sends to a
@@ -36,10 +37,10 @@ def agree_to_communicate(program: str, node: Node, position: int) -> None:
     if kind in _PAIRS or group is None:
         reason = "a branch depends on it, and whether its partner captures at the same time is unknown"
         raise COLLECTIVE_BESIDE_BRANCH.error(op=op.name(), reason=reason)
-    meeting = Meeting.of_now(group, program)
+    meeting = Meeting(group, f"{capture}/{position}")
     if meeting.size == 1:
         return
-    meeting.leave(f"{kind}, number {position + 1}")
+    meeting.leave(kind)
     texts = [meeting.text(rank, _FOR_DECISIONS) for rank in range(meeting.size)]
     absent = [rank for rank, text in enumerate(texts) if text is None]
     if not meeting.settle(not absent):
@@ -47,19 +48,20 @@ def agree_to_communicate(program: str, node: Node, position: int) -> None:
         raise DISAGREE.error(group=group, reason=f"{came} to {kind}, on whose result a branch depends")
     for rank, text in enumerate(texts):
         if text != texts[0]:
-            raise DISAGREE.error(group=group, reason=f"rank 0 is at {texts[0]}, rank {rank} at {text}")
+            raise DISAGREE.error(group=group, reason=f"rank 0 runs {texts[0]}, rank {rank} {text}")
 
 
-def agree_on_capture(program: str, graph: Graph | None, error: Exception | None = None) -> None:
+def agree_on_capture(log: CallLog, graph: Graph | None, error: Exception | None = None) -> None:
     """Compare what the captures of a program communicate, on all ranks of its groups; ``error``: why this one failed.
 
     Raises:
         UnsupportedProgramError: a rank was refused, or communicates in another order.
     """
-    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+    is_alone = not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1
+    if is_alone or log.capture is None:
         return
     orders = {} if graph is None else _orders(graph)
-    meeting = Meeting(dist.group.WORLD.group_name, f"capture/{program}")  # type: ignore[union-attr]
+    meeting = Meeting(dist.group.WORLD.group_name, log.capture)  # type: ignore[union-attr]
     refused = None if error is None else str(error).partition("\n")[0] if in_words(error) else type(error).__name__
     meeting.leave(json.dumps({"refused": refused, "orders": orders}))
     for group, order in orders.items():

@@ -143,12 +143,13 @@ def capture(
         with CAPTURING, exporting, logging_capture(name):
             return _captured(request)
 
-    try:
-        first = recapture(args, dict(kwargs or {}), order=1 if gradients == "now" else 0, strict=True)
-    except Exception as error:
-        agree_on_capture(name, None, error)
-        raise
-    agree_on_capture(name, first.recorded.graph)
+    with logging_capture(name) as log:
+        try:
+            first = recapture(args, dict(kwargs or {}), order=1 if gradients == "now" else 0, strict=True)
+        except Exception as error:
+            agree_on_capture(log, None, error)
+            raise
+        agree_on_capture(log, first.recorded.graph)
     reason = first.recorded.joint
     if gradients == "now" and isinstance(reason, Exception) and not isinstance(reason, OverlappingInputsError):
         raise reason

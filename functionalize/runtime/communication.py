@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -33,9 +34,12 @@ class _Started:
 
 @dataclass(eq=False)
 class CallLog:
-    """The collectives of one call, in the order of the program; ``capture_of``: a program, captured outside of calls."""
+    """The collectives of one call, in the order of the program.
 
-    capture_of: str | None = None
+    ``capture``: the name of the program and the number of the capture, for captures outside of calls.
+    """
+
+    capture: str | None = None
     started: list[_Started] = field(default_factory=list)
 
     def result(self, op: Any, position: int, args: Any, kwargs: Any) -> Any:
@@ -58,6 +62,7 @@ class _Current(threading.local):
 
 
 _CURRENT = _Current()
+_CAPTURES = Counter[str]()  # how often this process has captured programs outside of calls, by their names
 
 
 def current_log() -> CallLog | None:
@@ -76,10 +81,15 @@ def logging_to(log: CallLog | None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def logging_capture(program: str) -> Iterator[None]:
-    """Log what a capture communicates: for the call that it is for, if there is one."""
-    with contextlib.nullcontext() if _CURRENT.log is not None else logging_to(CallLog(program)):
-        yield
+def logging_capture(program: str) -> Iterator[CallLog]:
+    """Log what a capture communicates: for the call or the capture that it is part of, if there is one."""
+    if _CURRENT.log is not None:
+        yield _CURRENT.log
+        return
+    _CAPTURES[program] += 1
+    log = CallLog(f"{program}/{_CAPTURES[program]}")
+    with logging_to(log):
+        yield log
 
 
 def once(op: Any, position: int, *args: Any, **kwargs: Any) -> Any:

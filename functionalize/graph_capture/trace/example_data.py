@@ -147,8 +147,8 @@ class ExampleData:
             args, kwargs = views
         if node in self._communications:
             position, log = self._communications[node], current_log()
-            if log is not None and log.capture_of is not None and position == len(log.started):
-                agree_to_communicate(log.capture_of, node, position)
+            if log is not None and log.capture is not None and position == len(log.started):
+                agree_to_communicate(log.capture, node, position)
             return once(node.target, position, *args, **kwargs)
         return node.target(*args, **kwargs)  # type: ignore[operator]
 
