@@ -325,13 +325,13 @@ def gradients_inside(rank: int, world: int, group: Any, x: Tensor) -> Any:
 
 
 @functools.cache
-def _pairs(world: int) -> list[Any]:
+def pairs(world: int) -> list[Any]:
     return [dist.new_group([first, first + 1]) for first in range(0, world, 2)]
 
 
 def sub_group(rank: int, world: int, group: Any) -> Program:
     """Each rank communicates with itself and its neighbour."""
-    own = _pairs(world)[rank // 2]
+    own = pairs(world)[rank // 2]
 
     def run(x: Tensor) -> Any:
         y = x * 2

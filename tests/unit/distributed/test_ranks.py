@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.communicating import PROGRAMS, REFUSED, RIGHT
+from tests.support.random_communication import program
 from tests.support.ranks import Ranks
 
 
@@ -50,3 +51,19 @@ def test_a_program_without_a_functional_form_is_refused_on_each_rank(pair: Ranks
 def test_a_captured_program_does_what_eager_does_on_four_ranks(four: Ranks, name: str) -> None:
     for outcome in four.outcomes(PROGRAMS[name]):
         assert outcome.verdict == "right", outcome.message
+
+
+@pytest.mark.slow
+def test_random_programs_communicate_as_often_as_in_eager(pair: Ranks) -> None:
+    assert _finds(pair, range(12)) == []
+
+
+@pytest.mark.full
+def test_many_random_programs_communicate_as_often_as_in_eager(four: Ranks) -> None:
+    assert _finds(four, range(12, 300)) == []
+
+
+def _finds(ranks: Ranks, seeds: range) -> list[tuple[int, str]]:
+    """The seeds whose programs are neither right nor refused."""
+    outcomes = ((seed, outcome) for seed in seeds for outcome in ranks.outcomes(program(seed)))
+    return [(seed, outcome.message) for seed, outcome in outcomes if outcome.verdict not in ("right", "refused")]
