@@ -45,7 +45,7 @@ def boxed(work: Any) -> Any:
 def work_class() -> type:
     """The class of works that run a function where the program waits for them; made late, as torch may lack c10d."""
 
-    class Work(dist.Work):  # type: ignore[misc]
+    class Work(dist.Work):
         """``settle`` is called where the program waits, or asks for the results, which are ``tensors``."""
 
         def __init__(self, settle: Callable[[], None], tensors: Sequence[torch.Tensor]) -> None:
@@ -216,12 +216,12 @@ class Meeting:
     """
 
     def __init__(self, group_name: str, about: str) -> None:
-        from torch.distributed.distributed_c10d import _get_default_store  # the only way to it
+        from torch.distributed.distributed_c10d import PrefixStore, _get_default_store  # the only way to it
 
         group = _group(group_name)
         self.size, self.rank, self._about = group.size(), group.rank(), f"{group_name}/{about}"
         self._until: float | None = None
-        self._store = dist.PrefixStore("functionalize", _get_default_store())
+        self._store = PrefixStore("functionalize", _get_default_store())
 
     def leave(self, text: str) -> None:
         """Leave the text of this rank."""

@@ -131,11 +131,11 @@ def all_reduce_coalesced(rank: int, world: int, group: Any, x: Tensor) -> Any:
 @_program
 def coalescing(rank: int, world: int, group: Any, x: Tensor) -> Any:
     parts = [x * 2, x + 1]
-    with dist._coalescing_manager():
+    with dist.distributed_c10d._coalescing_manager():
         for part in parts:
             dist.all_reduce(part)
     gathered = [x.new_zeros(world * x.numel()) for _ in range(2)]
-    with dist._coalescing_manager():
+    with dist.distributed_c10d._coalescing_manager():
         for into, part in zip(gathered, parts, strict=True):
             dist.all_gather_single(into, part)
     return parts, gathered
@@ -344,6 +344,8 @@ def sub_group(rank: int, world: int, group: Any) -> Program:
 
 PROGRAMS["sub_group"] = sub_group
 RIGHT = [*PROGRAMS]
+# They branch on tensor values, which `make_fx` does not do.
+BRANCHING = ["by_a_reduced_sum", "experts", "in_a_loop", *(name for name in RIGHT if name.startswith("decides"))]
 
 
 @_program

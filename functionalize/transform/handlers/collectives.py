@@ -79,10 +79,10 @@ class _Call:
 
     def value(self, handle: torch.Tensor) -> Value:
         """The value of a tensor, contiguous."""
-        value = self.context.value(handle)
-        if is_contiguous(value):
-            return value
-        return self.context.executor.call(aten.clone.default, value, memory_format=torch.contiguous_format)  # type: ignore[no-any-return]
+        value: Value = self.context.value(handle)
+        if not is_contiguous(value):
+            value = self.context.executor.call(aten.clone.default, value, memory_format=torch.contiguous_format)
+        return value
 
     def flat(self, handle: torch.Tensor) -> Value:
         """The elements of a tensor in one dimension."""
@@ -133,13 +133,15 @@ class _Pending:
 
 
 def _check(call: _Call, transfer: _Transfer) -> None:
-    """Raise unless the elements of the result are those of the targets."""
-    expected = sum(target.numel() for target in transfer.targets)
-    if transfer.targets and transfer.result.numel() != expected:
-        raise call.refused(f"{transfer.result.numel()} elements arrive in tensors of {expected}")
-    for tensor in (*transfer.targets, *tensor_leaves([call.read] if call.row.read else [], {})):
-        if tensor.dtype != transfer.result.dtype and transfer.targets:
-            raise call.refused(f"elements of {transfer.result.dtype} arrive in a tensor of {tensor.dtype}")
+    """Raise unless the elements of the result are those of the targets; sizes that are symbols are checked in a call."""
+    if not transfer.targets:
+        return
+    arrives, fits = transfer.result.numel(), sum(target.numel() for target in transfer.targets)
+    if type(arrives) is int and type(fits) is int and arrives != fits:
+        raise call.refused(f"{arrives} elements arrive in tensors of {fits}")
+    for target in transfer.targets:
+        if target.dtype != transfer.result.dtype:
+            raise call.refused(f"elements of {transfer.result.dtype} arrive in a tensor of {target.dtype}")
 
 
 def _parts(context: FunctionalizationContext, value: Value, targets: Sequence[torch.Tensor]) -> Sequence[Value]:

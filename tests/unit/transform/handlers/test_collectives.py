@@ -101,7 +101,7 @@ def test_a_tensor_of_another_size_is_refused() -> None:
 
 def test_functional_collectives() -> None:
     def func(x: Tensor) -> Tensor:
-        total: Tensor = functional.all_reduce(x * 2, "sum", dist.group.WORLD)  # type: ignore[arg-type]
+        total: Tensor = functional.all_reduce(x * 2, "sum", dist.group.WORLD)
         return total.add_(1)
 
     program = capture(func, (torch.ones(3),))
@@ -198,24 +198,24 @@ def test_a_waited_tensor_is_returned_as_itself() -> None:
 
 
 def after_a_collective(x: Tensor) -> Any:
-    y = functional.all_reduce(x, "sum", dist.group.WORLD)  # type: ignore[arg-type]
+    y = functional.all_reduce(x, "sum", dist.group.WORLD)
     return y + 1 if x.sum() > 0 else y - 1
 
 
 def by_a_collective(x: Tensor) -> Any:
-    y = functional.all_reduce(x, "sum", dist.group.WORLD)  # type: ignore[arg-type]
+    y = functional.all_reduce(x, "sum", dist.group.WORLD)
     return y + 1 if y.sum() > 0 else y - 1
 
 
 def before_a_collective(x: Tensor) -> Any:
     y = x + 1 if x.sum() > 0 else x - 1
-    return functional.all_reduce(y, "sum", dist.group.WORLD)  # type: ignore[arg-type]
+    return functional.all_reduce(y, "sum", dist.group.WORLD)
 
 
 def in_one_branch(x: Tensor) -> Any:
     if x.sum() > 0:
         return x + 1
-    return functional.all_reduce(x, "sum", dist.group.WORLD)  # type: ignore[arg-type]
+    return functional.all_reduce(x, "sum", dist.group.WORLD)
 
 
 def sequence_number() -> int:
@@ -250,7 +250,7 @@ def test_branches_beside_collectives_with_gradients_are_refused() -> None:
 
 
 def test_a_second_derivative_of_a_program_that_communicates_is_refused() -> None:
-    program = capture(lambda x: (functional.all_reduce(x, "sum", dist.group.WORLD) ** 3).sum(), (torch.ones(2),))  # type: ignore[arg-type]
+    program = capture(lambda x: (functional.all_reduce(x, "sum", dist.group.WORLD) ** 3).sum(), (torch.ones(2),))
     x = torch.ones(2, requires_grad=True)
     before = sequence_number()
     (gradient,) = torch.autograd.grad(program(x), x, create_graph=True)
@@ -263,7 +263,7 @@ def test_a_second_derivative_of_a_program_that_communicates_is_refused() -> None
 
 def test_where_takes_the_place_of_a_branch_beside_collectives() -> None:
     def func(x: Tensor) -> Tensor:
-        y = functional.all_reduce(x, "sum", dist.group.WORLD)  # type: ignore[arg-type]
+        y = functional.all_reduce(x, "sum", dist.group.WORLD)
         return torch.where(y.sum() > 0, y + 1, y - 1)
 
     program = capture(func, (torch.ones(3),))
