@@ -204,6 +204,12 @@ def _define() -> Any:
 _LIBRARY = _define() if dist.is_available() else None
 
 
+def is_alone(group_name: str | None = None) -> bool:
+    """Whether no other process is in a group, or in the world: it has one rank, or its ranks are pretended."""
+    group = dist.group.WORLD if group_name is None else _group(group_name)
+    return bool(dist.get_world_size(group) == 1 or dist.get_backend(group) == "fake")
+
+
 def ranks_of(group_name: str) -> list[int]:
     """The ranks of a group, in the world."""
     return [*dist.get_process_group_ranks(_group(group_name))]

@@ -13,7 +13,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.fx import Graph, Node
 
-from functionalize._torch.collectives import Meeting, ranks_of
+from functionalize._torch.collectives import Meeting, is_alone, ranks_of
 from functionalize.errors import in_words
 from functionalize.ops.calls import argument, declared
 from functionalize.ops.collectives import collective, starts
@@ -37,9 +37,9 @@ def agree_to_communicate(capture: str, node: Node, position: int) -> None:
     if kind in _PAIRS or group is None:
         reason = "a branch depends on it, and whether its partner captures at the same time is unknown"
         raise COLLECTIVE_BESIDE_BRANCH.error(op=op.name(), reason=reason)
-    meeting = Meeting(group, f"{capture}/{position}")
-    if meeting.size == 1:
+    if is_alone(group):
         return
+    meeting = Meeting(group, f"{capture}/{position}")
     meeting.leave(kind)
     texts = [meeting.text(rank, _FOR_DECISIONS) for rank in range(meeting.size)]
     absent = [rank for rank, text in enumerate(texts) if text is None]
@@ -57,8 +57,7 @@ def agree_on_capture(log: CallLog, graph: Graph | None, error: Exception | None 
     Raises:
         UnsupportedProgramError: a rank was refused, or communicates in another order.
     """
-    is_alone = not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1
-    if is_alone or log.capture is None:
+    if log.capture is None or not (dist.is_available() and dist.is_initialized()) or is_alone():
         return
     orders = {} if graph is None else _orders(graph)
     meeting = Meeting(dist.group.WORLD.group_name, log.capture)  # type: ignore[union-attr]

@@ -133,7 +133,7 @@ class _Pending:
 
 
 def _check(call: _Call, transfer: _Transfer) -> None:
-    """Raise unless the elements of the result are those of the targets; sizes that are symbols are checked in a call."""
+    """Raise unless the elements of the result are those of the targets. A call checks sizes that are symbols."""
     if not transfer.targets:
         return
     arrives, fits = transfer.result.numel(), sum(target.numel() for target in transfer.targets)
