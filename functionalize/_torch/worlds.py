@@ -27,7 +27,7 @@ def fake_world(size: int, rank: int) -> Iterator[None]:
         raise RuntimeError(
             "this process has a default process group: end it with torch.distributed.destroy_process_group"
         )
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)  # type: ignore[no-untyped-call]
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
     try:
         yield
     finally:

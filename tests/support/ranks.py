@@ -181,7 +181,7 @@ def _state(function: Any) -> Any:
 
 
 def _sequence_numbers() -> dict[str, int]:
-    groups: dict[Any, str] = dist.distributed_c10d._world.pg_names
+    groups: Any = dist.distributed_c10d._world.pg_names
     return {name: group._get_sequence_number_for_group() for group, name in groups.items()}
 
 
