@@ -140,7 +140,7 @@ def capture(
             numbers=numbers if on_data == "decide" else None,
         )
         exporting = answers_of_export() if is_exporting else contextlib.nullcontext()
-        with CAPTURING, exporting, logging_capture(name):
+        with CAPTURING, exporting, logging_capture(f"{name}, again"):
             return _captured(request)
 
     with logging_capture(name) as log:

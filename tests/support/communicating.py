@@ -298,6 +298,14 @@ def experts(rank: int, world: int, group: Any, x: Tensor) -> Any:
 
 
 @_program
+def communicates_on_one_branch(rank: int, world: int, group: Any, x: Tensor) -> Any:
+    if x[-1] - 10 * rank < 4 * world:  # in the first call alone
+        return x + 1
+    dist.all_reduce(x)
+    return x * 2 if x.sum() > 0 else x
+
+
+@_program
 def in_a_loop(rank: int, world: int, group: Any, x: Tensor) -> Any:
     y = x.clone()
     for _ in range(4):
@@ -345,7 +353,10 @@ def sub_group(rank: int, world: int, group: Any) -> Program:
 PROGRAMS["sub_group"] = sub_group
 RIGHT = [*PROGRAMS]
 # They branch on tensor values, which `make_fx` does not do.
-BRANCHING = ["by_a_reduced_sum", "experts", "in_a_loop", *(name for name in RIGHT if name.startswith("decides"))]
+BRANCHING = [
+    *("by_a_reduced_sum", "communicates_on_one_branch", "experts", "in_a_loop"),
+    *(name for name in RIGHT if name.startswith("decides")),
+]
 
 
 @_program

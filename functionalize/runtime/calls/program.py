@@ -256,7 +256,8 @@ class CapturedProgram(Exports):
             return chosen.specialization.run(chosen.inputs, arguments)
         except Diverged as error:
             answers = error.answers
-        return self._run_another(chosen.specialization, answers, arguments)
+        with logging_to(current_log() or CallLog()):  # the other branch may communicate
+            return self._run_another(chosen.specialization, answers, arguments)
 
     def _called_so(self, args: Sequence[Any], kwargs: dict[str, Any]) -> CapturedProgram:
         """The program as it was captured for this number of arguments, with these names."""
