@@ -103,7 +103,7 @@ class FunctionalizeMode(TorchDispatchMode):
             entry = _handlers[id(func)] = func, _choose(func)
         handler, context = entry[1], self.context
         tracer = current_proxy_mode()
-        if tracer is not self._tracer and tracer is not None:  # as in `aside`
+        if tracer is not self._tracer:  # as in `aside`, or torch hides the op from tracers
             return func(*args, **kwargs) if kwargs else func(*args)
         context.op, context.origin = func, None
         if self._suspects and handler not in _NO_USES and func is not _DETACH:
