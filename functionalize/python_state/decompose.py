@@ -43,7 +43,7 @@ from functionalize.python_state.containers import (
     per_class,
 )
 from functionalize.python_state.ownership import is_of_torch_or_python
-from functionalize.python_state.traversal_rules import CONTAINERS, OPAQUE, PATHS, PLAIN, PLAIN_BASES, SCALARS
+from functionalize.python_state.traversal_rules import CONTAINERS, OPAQUE, PLAIN, PLAIN_BASES, SCALARS, is_value
 
 HOOKS_OF_MODULES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 ATTRIBUTES_OF_MODULES = frozenset(torch.nn.Module().__dict__)
@@ -147,7 +147,7 @@ def decompose(value: Any) -> Parts | None:
 def _comparison(cls: type, slots: tuple[str, ...]) -> Comparison:
     if issubclass(cls, PLAIN_BASES):
         return Comparison.VALUE
-    if cls in PATHS:
+    if is_value(cls):
         return Comparison.EQUALITY
     if issubclass(cls, _WHOLE) or _defines(cls, "__call__"):
         return Comparison.IDENTITY

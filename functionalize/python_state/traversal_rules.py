@@ -37,7 +37,9 @@ OPAQUE: tuple[type, ...] = (
     *(type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType, logging.Logger),
     *(*PLAIN_BASES, enum.Enum, torch.Generator, torch.SymInt, weakref.ProxyType, weakref.CallableProxyType),
 )
-PATHS = frozenset({pathlib.PurePosixPath, pathlib.PureWindowsPath, pathlib.PosixPath, pathlib.WindowsPath})  # values
+_PATHS = frozenset({pathlib.PurePosixPath, pathlib.PureWindowsPath, pathlib.PosixPath, pathlib.WindowsPath})
+# Classes of torch by name, as torch.distributed is not always loaded: they cache what was asked about them.
+_VALUES_OF_TORCH = frozenset({("torch.distributed.device_mesh", "DeviceMesh")})
 CONTAINERS = (dict, list, set, deque)
 _VALUES_WITH_ATTRIBUTES = (*SCALARS, tuple)  # if a class of the program's own inherits from them
 
@@ -61,12 +63,17 @@ def is_entered(cls: type) -> bool:
     """Whether objects of a class are entered: containers, modules, and others whose attributes a program may set."""
     if issubclass(cls, (*CONTAINERS, *DESCRIPTORS, torch.nn.Module, torch.optim.Optimizer, contextvars.ContextVar)):
         return True
-    if issubclass(cls, OPAQUE) or cls in PATHS or _is_foreign(cls):
+    if issubclass(cls, OPAQUE) or is_value(cls) or _is_foreign(cls):
         return False
     if not (cls.__dictoffset__ or any("__slots__" in base.__dict__ for base in cls.__mro__)):
         return False
     call = next((base.__dict__["__call__"] for base in cls.__mro__ if "__call__" in base.__dict__), None)
     return call is None or inspect.isfunction(call)
+
+
+def is_value(cls: type) -> bool:
+    """Whether objects of a class are compared by equality, and never change as far as a program can see."""
+    return cls in _PATHS or (cls.__module__, cls.__qualname__) in _VALUES_OF_TORCH
 
 
 def _is_plain(cls: type) -> bool:
