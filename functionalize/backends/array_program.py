@@ -20,6 +20,7 @@ import torch
 
 from functionalize._torch import pytree
 from functionalize.backends.array_sizes import ArraySizes
+from functionalize.backends.export.refused_nodes import refuse_wrappers
 from functionalize.backends.frozen_numbers import freeze_numbers
 from functionalize.backends.interpreter import Backend, Interpreter, UnknownNumberError, refusal, without_dead
 from functionalize.backends.leaves import Leaf as _Leaf
@@ -85,6 +86,7 @@ class ArrayProgram:
         self._settled = settled
         self._without: Collection[int] = ()  # inputs that are not there yet
         self.backend, self.metadata = backend, specialization.metadata
+        refuse_wrappers(self.metadata)
         self._capture = specialization.capture
         self._same = same_tensors(self._capture.guards.aliasing)
         recorded = specialization.recorded

@@ -58,7 +58,7 @@ from functionalize.graph_capture.recording import RecordingSession
 from functionalize.graph_capture.trace.checkpointing import CheckpointRegions
 from functionalize.python_state.reconstruct import GraphNumber
 from functionalize.refusals.gradients import INPUT_FOLLOWS_VIEW, INPUT_IS_VIEW
-from functionalize.refusals.tensors import SUBCLASS
+from functionalize.refusals.tensors import SUBCLASS_COMPILED
 from functionalize.runtime.arguments import base_of
 from functionalize.runtime.autograd.joint import Derivative, ForwardCall, JointGraph, Orders
 from functionalize.runtime.autograd.partition import PartitionFn, partition
@@ -377,7 +377,7 @@ def _stand_in(inputs: Sequence[TracedInput], handle: Callable[[torch.Tensor], to
 
 def _plain(value: torch.Tensor, name: str) -> torch.Tensor:
     if type(value) not in PLAIN_TYPES:
-        raise SUBCLASS.error(tensor=f"`{name}`", kind=type(value).__name__)
+        raise SUBCLASS_COMPILED.error(tensor=f"`{name}`", kind=type(value).__name__)
     return value
 
 

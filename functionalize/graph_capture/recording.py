@@ -21,7 +21,7 @@ from functionalize.call_stack import Origin, decisive_line
 from functionalize.graph_capture.backward.joint_graph import JointTracer
 from functionalize.graph_capture.finish.finalize import GraphFinalizer
 from functionalize.graph_capture.finish.objects import ObjectGraph
-from functionalize.graph_capture.inputs.inputs import TracedInput
+from functionalize.graph_capture.inputs.inputs import TracedInput, WrapperInput
 from functionalize.graph_capture.inputs.watched_state import WatchedState
 from functionalize.graph_capture.refusals.arrays import refuse_shared
 from functionalize.graph_capture.refusals.storages import refuse_resized
@@ -90,7 +90,7 @@ class RecordingSession:
             if fake is not None and id(fake) in snapshots:
                 if fake not in tracer.tensor_tracker:
                     track(tracer, fake, node)
-            elif fake is not None or isinstance(entry.value, torch.SymInt):
+            elif type(entry) is not WrapperInput and (fake is not None or isinstance(entry.value, torch.SymInt)):
                 from functionalize._torch.symbols.symbols import track_input  # here: loads sympy
 
                 with self.fake_mode:
@@ -153,7 +153,8 @@ class RecordingSession:
             return ended
 
         try:
-            passed = [entry for entry in inputs if entry.fake is not None and entry.given]
+            plain = [entry for entry in inputs if entry.fake is not None and type(entry) is not WrapperInput]
+            passed = [entry for entry in plain if entry.given]
             fakes = [entry.fake for entry in sorted(passed, key=lambda entry: entry.optional)]
             recorded: Recorded = run_call(
                 mode, partial(self._ran, run, mode.context.endings), (), {}, end, reached=fakes

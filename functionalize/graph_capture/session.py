@@ -20,6 +20,7 @@ from functionalize._torch.fakes import (
     fake_mode_of,
     new_fake_mode,
 )
+from functionalize._torch.subclasses.sharding import forget_plans
 from functionalize.aliasing.geometry import Layout
 from functionalize.graph_capture.backward.gradient_hooks import check_hooks, install_hooks
 from functionalize.graph_capture.backward.gradients_of_state import with_visible_layouts
@@ -29,10 +30,11 @@ from functionalize.graph_capture.finish.side_effects import SideEffectRecorder, 
 from functionalize.graph_capture.inputs.asked_sizes import AskedSizes
 from functionalize.graph_capture.inputs.dynamic_shapes import dims_of, size_guards
 from functionalize.graph_capture.inputs.hyperparameters import Numbers
-from functionalize.graph_capture.inputs.inputs import MissingGradient, ProgramInputs, is_leaf
+from functionalize.graph_capture.inputs.inputs import MissingGradient, ProgramInputs, WrapperInput, is_leaf
 from functionalize.graph_capture.inputs.tensor_attributes import TensorAttributes
 from functionalize.graph_capture.inputs.view_inputs import view_of, with_roots
 from functionalize.graph_capture.inputs.watched_state import WatchedState
+from functionalize.graph_capture.inputs.wrappers import refuse_changed, refuse_symbolic, wrap_fakes
 from functionalize.graph_capture.recording import RecordingSession
 from functionalize.graph_capture.refusals.changed_code import code_put_back
 from functionalize.graph_capture.refusals.iterators import iterators_kept
@@ -42,7 +44,7 @@ from functionalize.graph_capture.refusals.torch_errors import UNANSWERABLE
 from functionalize.graph_capture.request import CaptureRequest
 from functionalize.graph_capture.trace.data_oracle import Decider
 from functionalize.graph_capture.trace.example_data import ExampleData, NoDataError
-from functionalize.graph_capture.trace.numbers.number_methods import have_plain_keys
+from functionalize.graph_capture.trace.numbers.number_methods import Hashed, have_plain_keys
 from functionalize.graph_capture.trace.numbers.texts import Texts
 from functionalize.graph_capture.trace.patched_type_checks import TypeChecks
 from functionalize.graph_capture.trace.patches import RunPatches, symbols_expected
@@ -78,8 +80,11 @@ class CaptureSession(RecordingSession):
             int, tuple[torch.Tensor, int]
         ]()  # tensors outside its state that it wrote, with versions
         dims = {} if request.sizes.spec is None else dims_of(inputs, request.sizes.spec)
-        tensors = [entry.value for entry in inputs.inputs if isinstance(entry.value, torch.Tensor)]
+        plain = [entry for entry in inputs.inputs if type(entry) is not WrapperInput]
+        tensors = [entry.value for entry in plain if isinstance(entry.value, torch.Tensor)]
         symbolic = bool(dims)
+        if symbolic:
+            refuse_symbolic(inputs.inputs, dims.keys())
         fake_mode = fake_mode_of(tensors) or new_fake_mode(symbolic=symbolic, metas=METAS)
         self._provenance = Provenance(inputs.state.modules, run_call.__code__)
         remove_views = request.remove == "mutations_and_views"
@@ -104,6 +109,8 @@ class CaptureSession(RecordingSession):
         for entry in inputs.inputs:
             if entry.root is not None and entry.root.fake is not None:
                 entry.fake = self._fakes[id(entry.value)] = view_of(entry.root.fake, Layout.of(entry.value))
+        if len(plain) < len(inputs.inputs):
+            self._fakes |= wrap_fakes(inputs.inputs)
         self._numbers = Numbers(
             [(e.slot, e.fake) for e in inputs.inputs if isinstance(e.slot, NumberSlot)], inputs.tied
         )
@@ -215,6 +222,7 @@ class CaptureSession(RecordingSession):
         self._sizes.check(mode.shape_env)
         self._provenance.write(recorded.graph)
         self._numbers.check()
+        refuse_changed(inputs.inputs)
         self._attributes.check_given()
         refuse_changes_inside(inputs.python_guards)
         return recorded
@@ -234,7 +242,7 @@ class CaptureSession(RecordingSession):
             texts=texts,
             types=types,
             draws=self._unread,
-            looked_up=list[Any](),
+            hashed=Hashed(),
         )
         with (
             self.active(),
@@ -249,8 +257,12 @@ class CaptureSession(RecordingSession):
             self._sizes.name(environment)
             with self.recorder, self._sizes.lines_noted(environment, self._provenance.now):
                 left = functools.partial(self._left, effects, hooks, texts)
-                run = functools.partial(self._run_program, run_patches.looked_up)
-                return self.record(run, inputs.inputs, left, self._provenance.here, self._follow)
+                run = functools.partial(self._run_program, run_patches.hashed.looked_up)
+                try:
+                    return self.record(run, inputs.inputs, left, self._provenance.here, self._follow)
+                finally:
+                    if run_patches.hashed.planned:
+                        forget_plans()
 
     def _label(self, tensor: int) -> str:
         """The name of an argument in messages, by the identity of its tensor."""

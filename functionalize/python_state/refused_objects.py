@@ -14,6 +14,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from functionalize._torch import PLAIN_TYPES
+from functionalize._torch.subclasses.wrappers import is_wrapper_class
 from functionalize.errors import UnsupportedProgramError
 from functionalize.python_state.ownership import root_of
 from functionalize.python_state.traversal_rules import key_behind
@@ -60,16 +61,18 @@ def refuse_weak_keys(keys: Iterable[Any], path: str) -> None:
         raise WEAK_KEYS_CHANGED.error(path=path)
 
 
-def refuse_tensor(tensor: torch.Tensor, what: str) -> None:
-    """Raise if a tensor is of a subclass, or has a layout that fake tensors do not support.
+def is_opened(tensor: torch.Tensor, what: str) -> bool:
+    """Whether a tensor is a wrapper: a program takes its parts.
 
     Raises:
-        UnsupportedProgramError: the class or the layout is not supported.
+        UnsupportedProgramError: it is of another subclass, or has a layout that fake tensors do not support.
     """
+    if type(tensor) not in PLAIN_TYPES:
+        if is_lazy(tensor):
+            raise LAZY_PARAMETER.error(tensor=what)
+        if not is_wrapper_class(type(tensor)):
+            raise SUBCLASS.error(tensor=what, kind=type(tensor).__name__)
+        return True
     if tensor.is_nested or tensor.is_mkldnn:
         raise UNSUPPORTED_LAYOUT.error(tensor=what, layout="nested" if tensor.is_nested else "mkldnn")
-    if type(tensor) in PLAIN_TYPES:
-        return
-    if is_lazy(tensor):
-        raise LAZY_PARAMETER.error(tensor=what)
-    raise SUBCLASS.error(tensor=what, kind=type(tensor).__name__)
+    return False

@@ -39,7 +39,9 @@ OPAQUE: tuple[type, ...] = (
 )
 _PATHS = frozenset({pathlib.PurePosixPath, pathlib.PureWindowsPath, pathlib.PosixPath, pathlib.WindowsPath})
 # Classes of torch by name, as torch.distributed is not always loaded: they cache what was asked about them.
-_VALUES_OF_TORCH = frozenset({("torch.distributed.device_mesh", "DeviceMesh")})
+_VALUES_OF_TORCH = frozenset(
+    {("torch.distributed.device_mesh", "DeviceMesh"), ("torch.distributed.tensor._dtensor_spec", "DTensorSpec")}
+)
 CONTAINERS = (dict, list, set, deque)
 _VALUES_WITH_ATTRIBUTES = (*SCALARS, tuple)  # if a class of the program's own inherits from them
 

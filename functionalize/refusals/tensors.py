@@ -12,11 +12,76 @@ _PROCESSES = "torch.distributed has to be initialized"
 SUBCLASS = Refusal(
     UnsupportedProgramError,
     what="{tensor} is a {kind}, a subclass of torch.Tensor",
-    why="a captured program computes with plain tensors: what the class does at each operator would be lost",
-    hint="capture the code that computes with the plain tensors inside it, or use torch.compile",
+    why="a captured program computes with plain tensors, and the class does not say which tensors it holds",
+    hint="give the class `__tensor_flatten__` and `__tensor_unflatten__`, pass plain tensors, or use torch.compile",
     example="""
 class Tagged(torch.Tensor): ...
 capture(lambda x: x + 1, (torch.ones(2).as_subclass(Tagged),))
+""",
+)
+WRAPPER_OF_SYMBOLS = Refusal(
+    UnsupportedProgramError,
+    what="{tensor} is a {kind}, and has sizes that are symbols",
+    why="a call makes such a tensor of the plain tensors that it holds, and of sizes that are numbers",
+    hint="capture it with plain sizes, and with on_guard_failure='recapture' if these differ from call to call",
+    no_example="a tracer that makes symbols has to run",
+)
+WRAPPER_WRITTEN_WITH_GRADIENT = Refusal(
+    UnsupportedProgramError,
+    what="{tensor} is a {kind}, and the program writes a value with a gradient to it",
+    why="a call writes to the plain tensors inside it, which autograd does not see",
+    hint="write under `torch.no_grad()`, or return the new value",
+    example="""
+from torch.testing._internal.two_tensor import TwoTensor
+w = torch.ones(2, requires_grad=True)
+capture(lambda x: x.mul_(w), (TwoTensor(torch.ones(2), torch.ones(2)),))
+""",
+)
+WRAPPER_CHANGED = Refusal(
+    UnsupportedProgramError,
+    what="{tensor} is a {kind}, and the program changes its {part}",
+    why="a call writes to the plain tensors inside it, and leaves all else as it is",
+    hint="make a new tensor, and return it",
+    example="""
+from torch.testing._internal.two_tensor import TwoTensor
+def f(x): x.a = x.a + 1
+capture(f, (TwoTensor(torch.ones(2), torch.ones(2)),))
+""",
+)
+WRAPPER_TWICE_DIFFERENTIATED = Refusal(
+    RuntimeError,
+    what="a derivative of a gradient of a captured program with a {kind}",
+    why="its backward computes with the plain tensors inside it, which autograd does not see",
+    hint="take the first gradient inside of the captured program",
+    example="""
+from torch.testing._internal.two_tensor import TwoTensor
+x = TwoTensor(torch.ones(2), torch.ones(2)).requires_grad_()
+y = capture(lambda x: (x * x).sum(), (x,))(x)
+torch.autograd.grad(y, x, create_graph=True)
+""",
+)
+OTHER_TANGENT = Refusal(
+    RuntimeError,
+    what="a {kind} that a captured program returned gets a gradient of class {other}, or with other metadata",
+    why="its backward was captured for a gradient like the result",
+    hint="convert the gradient, or give the class `__coerce_same_metadata_as_tangent__`",
+    no_example="a class whose gradients are unlike its tensors takes more than a few lines",
+)
+SUBCLASS_COMPILED = Refusal(
+    UnsupportedProgramError,
+    what="{tensor} is a {kind}, a subclass of torch.Tensor",
+    why="torch.compile gives it to the backend as it is, and the backend compiles graphs of plain tensors",
+    hint="use functionalize.capture, which opens tensors that have `__tensor_flatten__`, or another backend",
+    no_example="torch.compile raises an error of its own around it",
+)
+WRAPPER_EXPORTED = Refusal(
+    UnsupportedProgramError,
+    what="{tensor} is a {kind}",
+    why="a backend gets the graph, which takes the plain tensors inside it, without the code that opens it",
+    hint="capture a function of these tensors",
+    example="""
+from torch.testing._internal.two_tensor import TwoTensor
+capture(lambda x: x + 1, (TwoTensor(torch.ones(2), torch.ones(2)),)).to_exported_program()
 """,
 )
 SUBCLASS_MADE = Refusal(

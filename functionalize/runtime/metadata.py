@@ -18,6 +18,7 @@ import torch
 from torch.export.graph_signature import InputKind
 
 from functionalize._torch import pytree
+from functionalize._torch.subclasses.wrappers import Wrapping
 from functionalize.aliasing.geometry import Layout
 from functionalize.aliasing.view_rules import OpCall
 from functionalize.python_state.reconstruct import GraphNumber
@@ -149,6 +150,14 @@ def _slope(expression: Any, symbol: Any) -> Any:
 _NONE = SymbolBindings()
 
 
+@dataclass(frozen=True)
+class PartOfWrapper:
+    """Where an input is held."""
+
+    wrapper: int  # the input that holds it
+    path: tuple[str, ...]  # the attributes that lead to it
+
+
 @dataclass(frozen=True, eq=False)
 class GraphInput:
     """One input of a program: a tensor of its state, a gradient, or a leaf of its arguments."""
@@ -166,6 +175,8 @@ class GraphInput:
     root: int | None = None  # the input that autograd takes this one for a view of; both share a version counter
     requires_grad: bool | None = None  # whether it requires gradients after the call, if the program changes that
     writes: int = 0  # by how much its version grows
+    wrapping: Wrapping | None = None  # of a wrapper, which the graph does not take: its parts are inputs
+    part: PartOfWrapper | None = None  # where a wrapper holds this input; `slot` and `argument` are the wrapper's
 
     @property
     def label(self) -> str:
@@ -188,6 +199,7 @@ class AliasKind(enum.Enum):
     VIEW_OF_NEW_STORAGE = "a view of the storage that the call gives to an input"
     VIEW_OF_BASE = "a view of another output, or of a result that is not an output"
     SHARED = "in one storage with other outputs, where no output covers the storage"
+    WRAPPER = "a wrapper of other outputs"
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,6 +219,13 @@ class OutputAlias:
     inference: bool | None = False  # whether it is an inference tensor; None: as the call's mode is
     creation: Any = None  # autograd's creation meta of a view; None: an operator that returns one view
     gradient: int | None = None  # of a tensor that the program made: the output that is its gradient
+    wrapping: Wrapping | None = None  # how a wrapper is made
+    parts: tuple[int, ...] = ()  # the outputs of which it is made
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether it is a wrapper whose gradient goes through the graph."""
+        return self.kind is AliasKind.WRAPPER and self.requires_grad
 
 
 @dataclass(frozen=True, eq=False)
@@ -273,6 +292,9 @@ def needed_results(
     needed = {write.result for mutation in mutations for write in mutation.writes}
     needed |= {base.result for base in bases if base.result is not None}
     needed |= {reconstruction.position for reconstruction in results if isinstance(reconstruction, GraphNumber)}
+    outputs = list(outputs)
+    parts = {number for alias in outputs if alias.is_recorded for number in alias.parts}
+    needed |= {result for number in parts if (result := outputs[number].result) is not None}
     for alias in outputs:
         own = alias.kind in (AliasKind.RESULT, AliasKind.SHARED, AliasKind.VIEW_OF_NEW_STORAGE)
         unbased = alias.base is not None and bases[alias.base].result is None and not further_bases
@@ -392,7 +414,10 @@ class ProgramMetadata:
     @property
     def has_backward(self) -> bool:
         """Whether the graph contains a backward that the program runs, which gives inputs new gradients."""
-        return self.graph.differentiates and any(number is not None for number in self.gradients.values())
+        parts = (self.inputs[mutation.input].part for mutation in self.mutations)
+        added = any(part is not None and self.inputs[part.wrapper].gradient_of is not None for part in parts)
+        leaves = added or any(number is not None for number in self.gradients.values())
+        return self.graph.differentiates and leaves
 
     @property
     def leaves_sparse_gradients(self) -> bool:

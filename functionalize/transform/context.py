@@ -30,6 +30,7 @@ from functionalize._torch import (
     storage_key,
     unbacked,
 )
+from functionalize._torch.subclasses.wrappers import is_wrapper_class
 from functionalize._torch.tensors import is_leaf_to_autograd
 from functionalize.aliasing.alias_graph import AliasGraph
 from functionalize.aliasing.bases import Base, View
@@ -115,10 +116,10 @@ class FunctionalizationContext:
         )
 
     def refuse_subclasses(self, classes: Iterable[type]) -> None:
-        """Raise for a tensor subclass, unless the program may use subclasses."""
+        """Raise for a tensor subclass that is no wrapper, unless the program may use subclasses."""
         own = () if self.takes_subclasses else set(classes) - PLAIN_TYPES
         for cls in own:
-            if issubclass(cls, torch.Tensor):
+            if issubclass(cls, torch.Tensor) and not is_wrapper_class(cls):
                 raise SUBCLASS.error(tensor="a tensor that the program uses", kind=cls.__name__)
 
     def has_unknown_elements(self, tensor: torch.Tensor) -> bool:

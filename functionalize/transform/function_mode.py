@@ -122,7 +122,7 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
         return out
 
     def _called(self, func: Any, args: Any, kwargs: Any) -> Any:
-        if func in OPENED:
+        if func in OPENED and PLAIN_TYPES.issuperset(map(type, tensor_leaves(args, kwargs))):
             with self:
                 return OPENED[func](*args, **kwargs)
         values = (*args, *kwargs.values())
@@ -141,7 +141,7 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
             return _METHODS[func](self, func, args, kwargs)
         if func in _NOTED:
             self._note(func, list(tensor_leaves(args, kwargs)))
-        if func in DECOMPOSED:
+        if func in DECOMPOSED and PLAIN_TYPES.issuperset(map(type, tensor_leaves(args, kwargs))):
             return DECOMPOSED[func](*args, **kwargs)
         if func in functions.DROPOUTS and _drops_nothing(*args, **kwargs):
             return args[0] if args else kwargs["input"]

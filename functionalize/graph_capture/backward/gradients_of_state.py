@@ -13,7 +13,7 @@ import torch
 from torch.fx import Graph, Node
 
 from functionalize.graph_capture.finish.objects import ObjectGraph
-from functionalize.graph_capture.inputs.inputs import TracedInput, has_gradient, is_leaf
+from functionalize.graph_capture.inputs.inputs import PartInput, TracedInput, WrapperInput, has_gradient, is_leaf
 from functionalize.python_state.slots import NumberSlot
 
 aten = torch.ops.aten
@@ -56,8 +56,10 @@ def drop_unread(
     """
     unused, read, accumulates = set[int](), set[int](), True
     for number, (entry, node) in enumerate(zip(inputs, list(graph.find_nodes(op="placeholder")), strict=True)):
-        if entry.gradient_of is None:
-            if isinstance(entry.slot, NumberSlot) and not node.users:
+        owner = entry.wrapper.gradient_of if type(entry) is PartInput else entry.gradient_of
+        is_wrapper = type(entry) is WrapperInput
+        if owner is None or is_wrapper:
+            if is_wrapper or (isinstance(entry.slot, NumberSlot) and not node.users):
                 unused.add(number)
                 graph.erase_node(node)
             continue
@@ -65,8 +67,9 @@ def drop_unread(
             unused.add(number)
             graph.erase_node(node)
         else:
-            read.add(id(entry.gradient_of))
-            accumulates &= number in written and _is_added_to(node)
+            read.add(id(owner))
+            # No zeros replace a missing wrapper.
+            accumulates &= number in written and _is_added_to(node) and type(entry) is not PartInput
     return frozenset(unused), read, accumulates
 
 
@@ -78,7 +81,7 @@ def with_visible_layouts(inputs: Sequence[TracedInput], graph: Graph, untouched:
     placeholders = {node.target: node for node in graph.find_nodes(op="placeholder")}
     visible = set[int]()
     for number, entry in enumerate(inputs):
-        if entry.gradient_of is None:
+        if entry.gradient_of is None or type(entry) is WrapperInput:
             continue
         node = placeholders.get(entry.name)
         users = [] if node is None else list(node.users)

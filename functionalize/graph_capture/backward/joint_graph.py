@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from functionalize._torch import is_symbolic, on_handles, storage_key
 from functionalize._torch.autograd import module_without_code
 from functionalize._torch.dispatch import without_autocast
 from functionalize._torch.fakes import CaptureFakeMode, FakeTensorMode
+from functionalize._torch.subclasses.wrappers import Wrapping, is_wrapper_class, with_tangent_metadata
 from functionalize._torch.symbols.tracing import track, tracked_node
 from functionalize.aliasing.geometry import Layout
 from functionalize.graph_capture.backward.dependence import forget_unread, reads_storages, sharing, sources_of
@@ -37,7 +38,7 @@ from functionalize.graph_capture.backward.differentiability import (
 )
 from functionalize.graph_capture.backward.gradient_hooks import ContainerSnapshots, hooks_suspended
 from functionalize.graph_capture.finish.outputs import OutputAnalysis
-from functionalize.graph_capture.inputs.inputs import TracedInput, gradient_edge, is_leaf
+from functionalize.graph_capture.inputs.inputs import TracedInput, WrapperInput, gradient_edge, is_leaf
 from functionalize.graph_capture.refusals.torch_errors import of_derivative
 from functionalize.graph_capture.trace.checkpointing import CheckpointRegions, copied
 from functionalize.graph_capture.trace.data_oracle import DecisionsOfGraph
@@ -47,8 +48,10 @@ from functionalize.python_state.walk import StateWalk
 from functionalize.reachability import nodes_behind
 from functionalize.refusals.gradients import BACKWARD_ACTS, BACKWARD_WRITES, GRADIENT_OF_ELSEWHERE
 from functionalize.refusals.random_numbers import DRAWN_IN_BACKWARD
+from functionalize.refusals.tensors import OTHER_TANGENT, WRAPPER_TWICE_DIFFERENTIATED
 from functionalize.refusals.values import RUNS_ONCE
 from functionalize.runtime.autograd.joint import JointGraph, tangent_name
+from functionalize.runtime.autograd.wrappers import Gradients, WrapperGradient, WrapperResult
 from functionalize.runtime.metadata import (
     AliasKind,
     BaseResult,
@@ -67,6 +70,39 @@ from functionalize.transform.mode import FunctionalizeMode
 EndJoint = Callable[[ProgramMetadata], JointGraph]
 
 
+@dataclass(frozen=True, eq=False)
+class Target:
+    """A tensor that gradients are traced from."""
+
+    positions: tuple[int, ...]  # among the joint graph's outputs: its own, or those of the parts of a wrapper
+    tensor: torch.Tensor
+    output: int | None = None  # of the program, for a wrapper
+    wrapping: Wrapping | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class _Gradient:
+    """A gradient of a source: its node, or those of its parts; no node for a gradient of None."""
+
+    tensor: torch.Tensor | None
+    nodes: Sequence[Node]
+    wrapping: Wrapping | None = None
+
+    @property
+    def ends(self) -> Sequence[Node | None]:
+        """What becomes outputs of the graph."""
+        return self.nodes or (None,)
+
+
+@dataclass(frozen=True, eq=False)
+class _Incoming:
+    """The tangent of a target, and the tensors with placeholders that it is made of."""
+
+    tensor: torch.Tensor
+    parts: Sequence[torch.Tensor]
+    wrapping: Wrapping | None = None
+
+
 @dataclass(frozen=True)
 class Differentiable:
     """The tensors that gradients are traced from, each with its position among the joint graph's outputs."""
@@ -74,13 +110,16 @@ class Differentiable:
     results: tuple[int, ...]  # outputs of the program's graph that the joint graph computes too
     bases: tuple[int, ...]  # bases whose values it computes beside them
     layouts: tuple[Layout | None, ...]  # of both
-    targets: tuple[tuple[int, torch.Tensor], ...]
+    targets: tuple[Target, ...]
 
     def giving(self, added: Sequence[int]) -> Differentiable:
         """The same with additional results, which are numbers."""
         count = len(self.results)
         layouts = (*self.layouts[:count], *[None] * len(added), *self.layouts[count:])
-        targets = tuple((n + len(added) * (n >= count), target) for n, target in self.targets)
+        targets = tuple(
+            replace(target, positions=tuple(n + len(added) * (n >= count) for n in target.positions))
+            for target in self.targets
+        )
         return Differentiable((*self.results, *added), self.bases, layouts, targets)
 
 
@@ -181,22 +220,40 @@ class JointTracer:
                 layouts[described.result] = described.layout
                 targets |= {described.result: handle} if described.requires_grad else {}
         bases = [number for number, (base, _) in enumerate(based) if base.result is None]
-        targets = self._without_refused(inputs, targets, {m.writes[-1].result for m in mutations if m.writes})
-        numbered = [(results.index(result), handle) for result, handle in targets.items()]
-        numbered += [(len(results) + n, based[b][1]) for n, b in enumerate(bases) if based[b][0].requires_grad]
+        wrappers = {n: handle for n, handle in enumerate(handles) if aliases[n].is_recorded}
+        parts = {n: [aliases[part] for part in aliases[n].parts] for n in wrappers}
+        for alias in (alias for each in parts.values() for alias in each if alias.result is not None):
+            layouts[alias.result] = alias.layout  # type: ignore[index]
+        single = {m.writes[-1].result for m in mutations if m.writes}
+        targets = self._without_refused(inputs, targets, single, wrappers.values())
+        numbered = [Target((results.index(result),), handle) for result, handle in targets.items()]
+        numbered += [Target((len(results) + n,), based[b][1]) for n, b in enumerate(bases) if based[b][0].requires_grad]
+        numbered.sort(key=lambda target: target.positions)
+        for number, handle in wrappers.items():
+            positions = tuple(results.index(alias.result) for alias in parts[number])  # type: ignore[arg-type]
+            numbered.append(Target(positions, handle, number, aliases[number].wrapping))
         ordered = (*(layouts[result] for result in results), *(based[number][0].layout for number in bases))
-        return Differentiable(tuple(results), tuple(bases), ordered, tuple(sorted(numbered, key=lambda pair: pair[0])))
+        return Differentiable(tuple(results), tuple(bases), ordered, tuple(numbered))
 
     def _without_refused(
-        self, inputs: Sequence[TracedInput], targets: dict[int, torch.Tensor], written: set[int]
+        self,
+        inputs: Sequence[TracedInput],
+        targets: dict[int, torch.Tensor],
+        written: set[int],
+        wrappers: Iterable[torch.Tensor],
     ) -> dict[int, torch.Tensor]:
         """The targets, by results, without those whose gradients are refused: a call refuses each of these by itself.
 
         ``written``: results that are written to inputs; autograd knows these by their gradients alone.
+        ``wrappers``: results without a number of their own: if one is refused, all are.
         """
         edges = [entry.edge for entry in inputs if entry.edge is not None]
         with requiring(edges):
             refused = refusals(targets, edges)
+            of_wrappers = refusals(dict(enumerate(wrappers)), edges)
+        if of_wrappers:
+            self.refusal = next(iter(of_wrappers.values()))
+            return targets
         if len(refused) == len(targets) or not written.isdisjoint(refused):
             self.refusal = next(iter(refused.values()), None)
             return targets
@@ -222,6 +279,8 @@ class JointTracer:
         if self.refusal is not None:
             return self.refusal
         try:
+            if self.order > 1:
+                _refuse_wrappers(inputs, wanted)
             results: list[Any] = [*(outputs[position] for position in wanted.results), *bases]
             level = _Level([entry.edge for entry in inputs if entry.edge is not None], wanted, results)
             with hooks_suspended(inputs, self._mode.context.notes.asked), decisions.of_backward(before) as added:
@@ -229,11 +288,11 @@ class JointTracer:
                     level = self._next(level, tangents)
                 forward = set(graph.nodes)
                 with requiring(level.sources):
-                    reached = reaching([target for _, target in level.wanted.targets], level.sources)
-                computed, _, incoming = self._gradients(level, tangents, create_graph=False)
-                written = list(map(self._written, incoming))
+                    reached = reaching([target.tensor for target in level.wanted.targets], level.sources)
+                computed, incoming = self._gradients(level, tangents, create_graph=False)
+                written = [self._written(part) for tangent in incoming for part in tangent.parts]
             contents.check()
-            if self.order == 1 and all(gradient is None for gradient in computed):
+            if self.order == 1 and not any(gradient.nodes for gradient in computed):
                 return None
             marked = self.regions.resolve()
             _refuse_drawn(node for node in graph.nodes if node in forward - before)
@@ -244,9 +303,11 @@ class JointTracer:
             level = level.giving(added if self.order == 1 else (), outputs)
             forward |= nodes_behind(outputs)
             placeholders = primals, tangents[-1] if tangents else []
-            joint = copied(graph, placeholders, [*level.results, *computed, *written], forward, marked)
+            ends = [end for gradient in computed for end in gradient.ends]
+            joint = copied(graph, placeholders, [*level.results, *ends, *written], forward, marked)
             gradients = dict(zip(self._numbers(inputs, tangents[:-1]), computed, strict=True))
-            return functools.partial(self._frozen, joint, inputs, names, gradients, level.wanted, reached)
+            bits = _for_parts(reached, incoming, computed)
+            return functools.partial(self._frozen, joint, inputs, names, gradients, level.wanted, incoming, bits)
         except Exception as error:
             return of_derivative(error, self.order)
         finally:
@@ -254,22 +315,22 @@ class JointTracer:
 
     def _next(self, level: _Level, tangents: list[list[Node]]) -> _Level:
         """The gradients of one order as the results of the next, and their tangents as additional inputs."""
-        nodes, gradients, incoming = self._gradients(level, tangents, create_graph=True)
-        check_differentiable(gradients, level.sources)
-        results = [(node, gradient) for node, gradient in zip(nodes, gradients, strict=True) if gradient is not None]
-        targets = [(n, gradient) for n, (_, gradient) in enumerate(results) if gradient.requires_grad]
+        gradients, incoming = self._gradients(level, tangents, create_graph=True)
+        check_differentiable([gradient.tensor for gradient in gradients], level.sources)
+        results = [(gradient.nodes[0], gradient.tensor) for gradient in gradients if gradient.tensor is not None]
+        targets = [Target((n,), gradient) for n, (_, gradient) in enumerate(results) if gradient.requires_grad]
         layouts = [frozen_layout(Layout.of(g)) if g.layout is torch.strided else None for _, g in results]
         wanted = Differentiable(tuple(range(len(results))), (), tuple(layouts), tuple(targets))
-        return _Level([*level.sources, *incoming], wanted, [node for node, _ in results])
+        return _Level([*level.sources, *(each.tensor for each in incoming)], wanted, [node for node, _ in results])
 
     def _gradients(
         self, level: _Level, tangents: list[list[Node]], create_graph: bool
-    ) -> tuple[list[Node | None], Sequence[Any], list[torch.Tensor]]:
-        """The gradients of a level: their nodes, the tensors, and their tangents, which get placeholders."""
+    ) -> tuple[list[_Gradient], list[_Incoming]]:
+        """The gradients of a level, and their tangents, which get placeholders."""
         context = self._mode.context
-        targets = [target for _, target in level.wanted.targets]
+        targets = [target.tensor for target in level.wanted.targets]
         tangents.append([])
-        incoming = [self._tangent(target, tangents, create_graph) for target in targets]
+        incoming = [self._incoming(target, tangents, create_graph) for target in level.wanted.targets]
         writes = {storage_key(tensor): 0 for tensor in self._tracer.tensor_tracker}
         writes |= {key: len(base.log) for key, base in context.graph.bases.items()}
         # A backward runs after the regions of autocast that its forward ran in.
@@ -279,16 +340,42 @@ class JointTracer:
                 mode = self._fake_mode
                 with mode.sizes_count_at_the_end() if isinstance(mode, CaptureFakeMode) else contextlib.nullcontext():
                     gradients = torch.autograd.grad(
-                        targets, level.sources, incoming, allow_unused=True, create_graph=create_graph
+                        targets,
+                        level.sources,
+                        [tangent.tensor for tangent in incoming],
+                        allow_unused=True,
+                        create_graph=create_graph,
                     )
         check_devices(gradients, targets)
-        own = set() if create_graph else set(map(storage_key, incoming))
+        own = set() if create_graph else {storage_key(part) for tangent in incoming for part in tangent.parts}
         for key, base in context.graph.bases.items():
             outside = (key in writes or base.held is not None) and key not in own
             if outside and len(base.log) > writes.get(key, 0):
                 raise BACKWARD_WRITES.error()
-        nodes = [None if gradient is None else self._node(context.value(gradient)) for gradient in gradients]
-        return nodes, gradients, incoming
+        return list(map(self._gradient, gradients)), incoming
+
+    def _gradient(self, gradient: torch.Tensor | None) -> _Gradient:
+        if gradient is None:
+            return _Gradient(None, ())
+        value = self._mode.context.value
+        if not is_wrapper_class(type(gradient)):
+            return _Gradient(gradient, (self._node(value(gradient)),))
+        wrapping = Wrapping.of(gradient)
+        return _Gradient(gradient, [self._node(value(part)) for part in wrapping.parts_of(gradient)], wrapping)
+
+    def _incoming(self, target: Target, tangents: list[list[Node]], requires_grad: bool) -> _Incoming:
+        """The gradient of a result that a call passes in."""
+        if target.wrapping is None:
+            check_has_gradients(target.tensor)
+            made = self._tangent(target.tensor, tangents, requires_grad)
+            return _Incoming(made, (made,))
+        check_has_gradients(target.tensor)
+        wanted = on_handles(lambda: with_tangent_metadata(target.tensor.detach()), (), {})
+        wrapping = Wrapping.of(wanted)
+        parts = [self._tangent(part, tangents, requires_grad) for part in wrapping.parts_of(wanted)]
+        if len(parts) != len(target.positions):
+            raise OTHER_TANGENT.error(kind=target.wrapping.name, other=wrapping.name)
+        return _Incoming(wrapping.wrapped(parts), parts, wrapping)
 
     def _written(self, tangent: torch.Tensor) -> Node | None:
         """The value that the backward has written to the gradient of a result; None if it has written nothing."""
@@ -303,7 +390,6 @@ class JointTracer:
 
     def _tangent(self, target: torch.Tensor, tangents: list[list[Node]], requires_grad: bool) -> torch.Tensor:
         """A dense tensor for the gradient of a result, with a placeholder."""
-        check_has_gradients(target)
         graph = self._tracer.graph
         made: torch.Tensor = on_handles(torch.empty_like, (target,), {"requires_grad": False})
         made.requires_grad_(requires_grad)
@@ -334,8 +420,9 @@ class JointTracer:
         graph: Graph,
         inputs: Sequence[TracedInput],
         names: Sequence[str],
-        gradients: dict[int, Node | None],
+        gradients: dict[int, _Gradient],
         wanted: Differentiable,
+        incoming: Sequence[_Incoming],
         reached: Sequence[int],
         metadata: ProgramMetadata,
     ) -> JointGraph:
@@ -349,13 +436,19 @@ class JointTracer:
                 raise RUNS_ONCE.error(reason="a derivative of a derivative computes the forward again")
             graph.eliminate_dead_code(Node.is_impure)  # random numbers stay
             forget_unread(graph)
-            taken = [n for n in taken if placeholders[n].users or gradients.get(n) is not None]
+            taken = [n for n in taken if placeholders[n].users or (n in gradients and gradients[n].nodes)]
         for unused in (placeholders[number] for number in set(range(len(names))).difference(taken)):
             for node in (*unused.users, unused):  # reads a number that nobody needs
                 graph.erase_node(node)
         fakes = {number: entry.fake for number, entry in enumerate(inputs) if entry.fake is not None}
         at_risk = _at_risk(fakes, taken, metadata) if self.order == 1 else []
-        positions = {number: position for position, number in enumerate(gradients)}
+        positions, count = dict[int, tuple[int, ...]](), 0
+        for number, gradient in gradients.items():
+            if gradient.nodes:
+                positions[number] = tuple(range(count, count + len(gradient.nodes)))
+            count += len(gradient.ends)
+        wrappers = {n for n, entry in enumerate(inputs) if type(entry) is WrapperInput}
+        wrapped = {n for n in positions if gradients[n].wrapping is not None or n in wrappers}
         return JointGraph(
             module_without_code(self._tracer.root, graph),
             tuple(taken),
@@ -363,8 +456,12 @@ class JointTracer:
             wanted.results,
             wanted.bases,
             wanted.layouts,
-            tuple(position for position, _ in wanted.targets),
-            tuple(positions[n] if gradients.get(n) is not None else None for n in taken),
+            tuple(position for target in wanted.targets for position in target.positions),
+            Gradients(
+                tuple(positions[n][0] if n in positions and n not in wrapped else None for n in taken),
+                tuple(WrapperGradient(n, gradients[n].wrapping, positions[n]) for n in sorted(wrapped)),
+                _wrapper_results(metadata, taken, wanted.targets, incoming),
+            ),
             frozenset(map(taken.index, at_risk)),
             frozenset(taken.index(n) for n in metadata.detached if n in taken),
             reads_storages(graph),
@@ -387,6 +484,38 @@ class _Level:
         """The same with additional results, some of the program's outputs."""
         count, nodes = len(self.wanted.results), [outputs[position] for position in added]
         return _Level(self.sources, self.wanted.giving(added), [*self.results[:count], *nodes, *self.results[count:]])
+
+
+def _refuse_wrappers(inputs: Sequence[TracedInput], wanted: Differentiable) -> None:
+    """Raise where a derivative of a gradient needs wrappers."""
+    wrappings = [entry.wrapping for entry in inputs if type(entry) is WrapperInput and entry.edge is not None]
+    for wrapping in (*wrappings, *(target.wrapping for target in wanted.targets)):
+        if wrapping is not None:
+            raise WRAPPER_TWICE_DIFFERENTIATED.error(kind=wrapping.name)
+
+
+def _wrapper_results(
+    metadata: ProgramMetadata, taken: Sequence[int], targets: Sequence[Target], incoming: Sequence[_Incoming]
+) -> tuple[WrapperResult, ...]:
+    """The results that are wrappers; ``taken``: the inputs that the graph takes."""
+    results = list[WrapperResult]()
+    for target, tangent in zip(targets, incoming, strict=True):
+        if target.output is not None and target.wrapping is not None and tangent.wrapping is not None:
+            aliases = [metadata.outputs[number] for number in metadata.outputs[target.output].parts]
+            inputs = [alias.input if alias.kind is AliasKind.INPUT else None for alias in aliases]
+            places = tuple(taken.index(number) if number in taken else None for number in inputs)
+            results.append(WrapperResult(target.output, target.wrapping, target.positions, places, tangent.wrapping))
+    return tuple(results)
+
+
+def _for_parts(reached: Sequence[int], incoming: Sequence[_Incoming], gradients: Sequence[_Gradient]) -> Sequence[int]:
+    """From which tangents autograd reaches each end of gradients; the parts of tangents have bits of their own."""
+    bits, first = list[int](), 0
+    for tangent in incoming:
+        bits.append(((1 << len(tangent.parts)) - 1) << first)
+        first += len(tangent.parts)
+    expanded = [sum(bits[n] for n in range(len(bits)) if each >> n & 1) for each in reached]
+    return [each for each, gradient in zip(expanded, gradients, strict=True) for _ in gradient.ends]
 
 
 def _erase_backward(graph: Graph, kept: set[Node], tangents: Sequence[Node]) -> None:

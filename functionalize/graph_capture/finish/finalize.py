@@ -43,13 +43,14 @@ from functionalize.graph_capture.finish.outputs import (
     OutputAnalysis,
     signature_of,
 )
-from functionalize.graph_capture.inputs.inputs import ConstantLifter, TracedInput, drop_unused
+from functionalize.graph_capture.inputs.inputs import ConstantLifter, PartInput, TracedInput, WrapperInput, drop_unused
 from functionalize.graph_capture.trace.data_oracle import Decider, DecisionsOfGraph
 from functionalize.graph_capture.trace.example_data import refuse_acting
 from functionalize.ops import tables
 from functionalize.ops.collectives import communicates
 from functionalize.python_state.reconstruct import GraphNumber, TensorRef
 from functionalize.reachability import nodes_behind
+from functionalize.refusals.tensors import WRAPPER_WRITTEN_WITH_GRADIENT
 from functionalize.runtime.autograd.joint import Backward, JointGraph
 from functionalize.runtime.calls.precheck import precheck_of
 from functionalize.runtime.calls.specialization import Recorded
@@ -114,7 +115,8 @@ class GraphFinalizer:
         ``entries``: the program's inputs as they were before it ran; ``returned``: a list that holds its return value.
         """
         gradients, writes = left_by(self.inputs, self.objects), {id(entry): entry.writes for entry in self.inputs}
-        whole = HOOKS in self.context.notes.asked and any(number is not None for number in gradients.values())
+        gives = any(number is not None for number in gradients.values()) or self._adds_to_wrappers()
+        whole = HOOKS in self.context.notes.asked and gives
         left = len(self.handles)  # in objects, and as gradients
         leaves, spec = self.objects.leaves(returned[0])
         references = list(map(self.objects.reference, leaves))
@@ -127,7 +129,7 @@ class GraphFinalizer:
         drop_unused(self.inputs, self.tracer.graph, self.context, {id(handle) for handle in self.handles})
         seen = joint.written_inputs(self.inputs)
         with tracing_disabled():
-            epilogue = Epilogue(self.context, entries, self.handles, whole=seen)
+            epilogue = Epilogue(self.context, entries, self.objects.plain_handles, whole=seen)
             backs = epilogue.prepare()
             self._lift_constants([back.input.handle for back in backs], entries)
             self._compute_nodes(backs, entries)
@@ -136,7 +138,7 @@ class GraphFinalizer:
         mutations = self._write_backs(backs, layouts, seen)
         results = self._add_results(references, others, gradients)
         analysis = OutputAnalysis(self.inputs, layouts, not whole, self.context.notes.hooked)
-        aliases = analysis.outputs(self.handles, self._results, held)
+        aliases = analysis.outputs(self.objects, self._results, held)
         refuse_gradients_of_made(() if whole else self.handles, aliases)
         read, sized = looked_up(mutations, aliases, analysis.bases), (self.inputs, layouts.before, aliases)
         symbols = symbol_sources(self.tracer, self.outputs, sized, read, joint.asserted())
@@ -164,6 +166,13 @@ class GraphFinalizer:
             self._refuse_acting(metadata, all_ops=traced is not None)
         ended = self._recorded(metadata, traced(metadata) if callable(traced) else traced)
         return replace(ended, refused=joint.refused if isinstance(ended.joint, JointGraph) else {})
+
+    def _adds_to_wrappers(self) -> bool:
+        """Whether gradients that are wrappers were written: autograd accumulates these in place."""
+        parts = [entry for entry in self.inputs if type(entry) is PartInput]
+        owned = [part for part in parts if part.wrapper.gradient_of is not None]
+        views = (self.context.graph.find(entry.fake) for entry in owned if entry.fake is not None)
+        return any(view is not None and view.base.log for view in views)
 
     def _refuse_acting(self, metadata: ProgramMetadata, *, all_ops: bool) -> None:
         """Raise where a call may learn midway that it takes another branch, and would start again.
@@ -213,7 +222,7 @@ class GraphFinalizer:
         storages = {entry.storage for entry in entries}
         own = {id(entry.fake) for entry in self.inputs if entry.fake is not None}
         others = [h for h in written if id(h) not in own and storage_key(h) not in storages]
-        others += [h for h in self.handles if id(h) not in own and tracked_node(self.tracer, h) is None]
+        others += [h for h in self.objects.plain_handles if id(h) not in own and tracked_node(self.tracer, h) is None]
         self.lifter.lift_attributes(written, others)
 
     def _compute_nodes(self, backs: Sequence[WriteBack], entries: Sequence[Input]) -> None:
@@ -227,7 +236,7 @@ class GraphFinalizer:
         fakes = [entry.fake for entry in self.inputs if entry.fake is not None]
         nodes = [(tracked_node(self.tracer, fake), storage_key(fake)) for fake in fakes]
         storage_of = dict[Any, int](reversed(nodes))  # the storage of the first handle with the node
-        for handle in self.handles:
+        for handle in self.objects.plain_handles:
             if id(handle) not in self._values:
                 view = self.context.graph.find(handle)  # of an input that was written in part: computed here
                 value = handle if view is None else self.context.read(view)
@@ -257,6 +266,8 @@ class GraphFinalizer:
             number, layout = layouts.old_storages[storage_key(handle)], frozen_layout(Layout.of(handle))
         entry = self.inputs[number]
         differentiable = id(entry.fake) in seen
+        if type(entry) is PartInput and id(entry.wrapper.fake) in seen:
+            raise WRAPPER_WRITTEN_WITH_GRADIENT.error(tensor=entry.wrapper.label, kind=entry.wrapper.wrapping.name)
         if entry.optional and entry.kind is InputKind.CONSTANT_TENSOR:
             entry.kind, entry.persistent = InputKind.BUFFER, False
         output_kind, target = MUTATIONS[entry.kind], entry.target or entry.name
@@ -294,14 +305,19 @@ class GraphFinalizer:
         results = list(references)
         for position, made in enumerate(references):
             if isinstance(made, TensorRef):
-                self._give(made.number)
+                for part in self.objects.plain_parts(made.number):
+                    self._give(part)
                 continue
             symbolic = isinstance(made, SYMBOLS)
             output = self.outputs.add(symbol_node(self.tracer, made) if symbolic else made, OutputKind.USER_OUTPUT)
             results[position] = GraphNumber(output) if symbolic else made
         of_inputs = {number: entry for entry in self.inputs if (number := gradients.get(id(entry))) is not None}
+        for number, wrapper in self.objects.wrappers.items():
+            if number in of_inputs:
+                of_inputs |= dict.fromkeys(wrapper.parts, of_inputs[number])
         for number in left:
-            self._give(number, of_inputs.get(number))
+            if number not in self.objects.wrappers:  # its parts have numbers too
+                self._give(number, of_inputs.get(number))
         for number in self.objects.symbols:
             self._object_numbers.append(self.outputs.add(symbol_node(self.tracer, number), OutputKind.USER_OUTPUT))
         return results
@@ -325,7 +341,7 @@ class GraphFinalizer:
         """The layouts of inputs before and after the run; ``moved``: the fakes, by identity, whose metadata changed."""
         layouts = InputLayouts()
         for number, entry in enumerate(self.inputs):
-            if entry.fake is None:
+            if entry.fake is None or type(entry) is WrapperInput:
                 continue
             first = begun.get(id(entry.fake))
             last = first if first is not None and id(entry.fake) not in moved else Input.of(entry.fake)
@@ -383,6 +399,9 @@ class GraphFinalizer:
             old_storages.get(storage_key(fake)) for fake in fakes if fake is not None
         }  # `set_` takes another input's storage
         changed = {begun[number] for number in written | owners if number in begun}
+        parts = [entry for number in written if type(entry := self.inputs[number]) is PartInput]
+        wrappers = {id(part.wrapper) for part in parts}
+        changed |= {key for number, key in begun.items() if id(self.inputs[number]) in wrappers}
         for number, key in begun.items():
             entry = self.inputs[number]
             own = self._numbers.get(id(entry.fake)) == number and entry.root is None

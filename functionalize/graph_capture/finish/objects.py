@@ -16,12 +16,14 @@ import types
 import weakref
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.autograd.graph import Node
 
 from functionalize._torch import FakeTensor, pytree, unwrap_functorch
+from functionalize._torch.subclasses.wrappers import Wrapping, is_wrapper_class
 from functionalize._torch.symbols.tracing import SYMBOLS, tracked_node
 from functionalize.call_stack import Location, Origin
 from functionalize.errors import UnsupportedProgramError
@@ -30,7 +32,7 @@ from functionalize.graph_capture.trace.numbers.texts import MARK, Texts
 from functionalize.graph_capture.trace.patched_type_checks import of_python
 from functionalize.python_state.decompose import Part, attributes_of, decompose, key_name
 from functionalize.python_state.reconstruct import NumberRef, ObjectRef, Reconstruction, TensorRef
-from functionalize.python_state.refused_objects import refuse_tensor
+from functionalize.python_state.refused_objects import is_opened
 from functionalize.python_state.traversal_rules import OPAQUE, SCALARS, behind, key_behind
 from functionalize.refusals.python_objects import OBJECT_MADE
 from functionalize.refusals.values import TEXT_OF_TENSOR
@@ -46,9 +48,18 @@ _WHOLE = (
 # The containers of pytrees, by exact type.
 _TREES = frozenset({tuple, list, dict, OrderedDict, defaultdict, deque})
 TEXT = "FakeTensor(..."  # how torch writes a tensor of a capture
+_REAL = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 LEAF = pytree.tree_structure(0)  # of a result that is rebuilt as a whole
 _ARGUMENTS = 1  # the number of their walk
 Roots = Sequence[tuple[Any, Collection[int]]]
+
+
+@dataclass(frozen=True, eq=False)
+class Wrapper:
+    """How a call makes a wrapper: of the tensors with these numbers."""
+
+    wrapping: Wrapping
+    parts: tuple[int, ...]
 
 
 class ObjectGraph:
@@ -58,6 +69,8 @@ class ObjectGraph:
         self._tracer = tracer
         self.handles: list[torch.Tensor] = []  # what the caller will get
         self._numbers: dict[int, int] = {}  # of these, by identity
+        self.wrappers: dict[int, Wrapper] = {}  # by number: handles that are wrappers
+        self.only_parts: set[int] = set()  # the numbers of tensors that the caller gets only in wrappers
         self.symbols: list[Any] = []  # symbols of the graph in objects
         self._walked: Mapping[int, tuple[int, int]] = {}
         self._analyzed = False
@@ -96,9 +109,32 @@ class ObjectGraph:
         tensor = unwrap_functorch(tensor)
         number = self._numbers.setdefault(id(tensor), len(self.handles))
         if number == len(self.handles):
-            refuse_tensor(tensor, "a tensor that the program returns or keeps")
+            opened = is_opened(tensor, "a tensor that the program returns or keeps")
             self.handles.append(tensor)
+            if opened:
+                self.wrappers[number] = self._wrapper(tensor)
+        self.only_parts.discard(number)
         return number
+
+    def _wrapper(self, tensor: torch.Tensor) -> Wrapper:
+        wrapping, numbers = Wrapping.of(tensor), list[int]()
+        for part in wrapping.parts_of(tensor):
+            is_only_part = self._numbers.get(id(part)) in (None, *self.only_parts)
+            numbers.append(self.number(part))
+            if is_only_part:
+                self.only_parts.add(numbers[-1])
+        return Wrapper(wrapping, tuple(numbers))
+
+    def plain_parts(self, number: int) -> Sequence[int]:
+        """The numbers of the parts of a wrapper; of another tensor, its own."""
+        return self.wrappers[number].parts if number in self.wrappers else (number,)
+
+    @property
+    def plain_handles(self) -> list[torch.Tensor]:
+        """The handles without the wrappers."""
+        if not self.wrappers:
+            return self.handles
+        return [handle for number, handle in enumerate(self.handles) if number not in self.wrappers]
 
     def leaves(self, value: Any) -> tuple[list[Any], Any]:
         """The leaves of a return value, and the spec by which pytree rebuilds it."""
@@ -203,7 +239,7 @@ class ObjectGraph:
         value = key_behind(value)
         if isinstance(value, (tuple, list, frozenset)) and id(value) not in self._walked:
             return any(map(self._is_of_capture, value))
-        return isinstance(value, (FakeTensor, *SYMBOLS)) or id(value) in self._walked
+        return isinstance(value, SYMBOLS) or _is_fake(value) or id(value) in self._walked
 
     def _refusal(self, value: Any, path: str) -> UnsupportedProgramError:
         way, holder = "", value
@@ -286,7 +322,7 @@ class _References:
 
     def _is_ours(self, value: Any) -> bool:
         """Whether each call has its own: a tensor, a number, or an object of the arguments."""
-        if isinstance(value, (FakeTensor, *SYMBOLS)):
+        if isinstance(value, SYMBOLS) or _is_fake(value):
             return True
         number = self._walked.get(id(value))
         return number is not None and number[0] == _ARGUMENTS
@@ -336,6 +372,15 @@ class _References:
             leading |= dict.fromkeys(new, value)
             pending += [self.nodes[key] for key in new]
         return leading
+
+
+def _is_fake(value: Any) -> bool:
+    """Whether a value is a fake tensor, or a wrapper of fake tensors."""
+    if not isinstance(value, torch.Tensor) or type(value) in _REAL:
+        return False
+    if isinstance(value, FakeTensor):
+        return True
+    return is_wrapper_class(type(value)) and any(map(_is_fake, Wrapping.of(value).parts_of(value)))
 
 
 def _content(container: Any) -> list[Any]:

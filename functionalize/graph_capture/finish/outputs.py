@@ -33,10 +33,12 @@ from torch.fx import Node
 from functionalize._torch import storage_key
 from functionalize._torch.tensors import autograd_base, creation_of, made_silently
 from functionalize.aliasing import view_rules
-from functionalize.aliasing.geometry import Layout, size_hint
+from functionalize.aliasing.geometry import Layout, plain_layout, size_hint
 from functionalize.aliasing.strided_layout import is_differentiable
+from functionalize.graph_capture.finish.objects import ObjectGraph, Wrapper
 from functionalize.graph_capture.inputs.inputs import TracedInput
 from functionalize.refusals.gradients import VIEW_NO_LONGER_ACCEPTED
+from functionalize.refusals.tensors import WRAPPER_OF_SYMBOLS
 from functionalize.runtime.metadata import AliasKind, BaseResult, GraphInput, OutputAlias, frozen_layout, frozen_number
 
 _ARGUMENTS: dict[type, Any] = {
@@ -112,15 +114,18 @@ class OutputAnalysis:
         self.base_handles: list[torch.Tensor] = []
 
     def outputs(
-        self, handles: Sequence[torch.Tensor], results: Mapping[int, int], gradients: Mapping[int, int]
+        self, objects: ObjectGraph, results: Mapping[int, int], gradients: Mapping[int, int]
     ) -> list[OutputAlias]:
         """The alias of each handle.
 
         ``results``: the graph's outputs that have their values, ``gradients``: the handles that are their gradients;
         both by number.
         """
+        handles, wrappers = objects.handles, objects.wrappers
         together: dict[int, list[int]] = defaultdict(list)
         for number, handle in enumerate(handles):
+            if number in wrappers:
+                continue
             key = storage_key(handle)
             if key not in self._layouts.storages and key not in self._layouts.old_storages:
                 together[key].append(number)
@@ -129,11 +134,14 @@ class OutputAnalysis:
         names = {key: position for position, key in enumerate(groups)}
         aliases = []
         for number, handle in enumerate(handles):
+            if number in wrappers:
+                aliases.append(self._wrapper(handle, wrappers[number], gradients.get(number)))
+                continue
             key, layout = storage_key(handle), frozen_layout(Layout.of(handle))
             alias = OutputAlias(
                 AliasKind.RESULT,
                 layout,
-                handle.requires_grad,
+                handle.requires_grad and number not in objects.only_parts,
                 results.get(number),
                 inference=handle.is_inference(),
                 creation=creation_of(handle),
@@ -144,9 +152,30 @@ class OutputAnalysis:
             else:
                 alias_kind, source, own = self._alone(handle, key)
                 alias = replace(alias, kind=alias_kind, input=source, own_gradient=own)
+            if number in objects.only_parts:  # autograd follows the wrapper
+                aliases.append(replace(alias, own_gradient=False))
+                continue
             leaf = None if id(handle) in self._numbers else _leaf(handle)
             aliases.append(alias if leaf is None else self._silent(handle, alias) or replace(alias, **_LEAF, leaf=leaf))
         return aliases
+
+    def _wrapper(self, handle: torch.Tensor, wrapper: Wrapper, gradient: int | None) -> OutputAlias:
+        """The alias of a wrapper: an input, or made of other outputs."""
+        source = self._numbers.get(id(handle))
+        alias = OutputAlias(
+            AliasKind.WRAPPER if source is None else AliasKind.INPUT,
+            plain_layout((), (), 0, handle.dtype),
+            handle.requires_grad,
+            input=source,
+            gradient=gradient,
+            wrapping=wrapper.wrapping,
+            parts=wrapper.parts,
+        )
+        if not wrapper.wrapping.is_static:
+            what = "a tensor that the program returns or keeps"
+            raise WRAPPER_OF_SYMBOLS.error(tensor=what, kind=type(handle).__name__)
+        leaf = _leaf(handle) if source is None else None
+        return alias if leaf is None else replace(alias, **_LEAF, leaf=leaf)
 
     def _silent(self, handle: torch.Tensor, alias: OutputAlias) -> OutputAlias | None:
         """An output that was made as a view with gradients off, and requires them as its base does; else None."""

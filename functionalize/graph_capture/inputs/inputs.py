@@ -13,7 +13,7 @@ import functools
 import keyword
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from torch.fx import Graph, Node
 from torch.nn.parameter import is_lazy
 
 from functionalize._torch import PLAIN_TYPES, FakeTensor, buffers_of, is_persistent
+from functionalize._torch.subclasses.wrappers import Wrapping, is_wrapper_class, plain_part
 from functionalize._torch.symbols.tracing import track
 from functionalize._torch.tensors import autograd_base
 from functionalize.call_stack import Origin
@@ -30,13 +31,13 @@ from functionalize.errors import UnsupportedProgramError
 from functionalize.graph_capture.inputs.hyperparameters import ChangingNumbers
 from functionalize.graph_capture.inputs.state import Follower, python_guards_of
 from functionalize.graph_capture.refusals.schedules import Schedules
-from functionalize.python_state.refused_objects import refuse_tensor
+from functionalize.python_state.refused_objects import is_opened
 from functionalize.python_state.slots import Slot
 from functionalize.python_state.walk import StateWalk, is_module
 from functionalize.refusals.gradients import DETACHED_AND_REQUIRED
-from functionalize.refusals.tensors import UNKNOWN_FAKE
+from functionalize.refusals.tensors import UNKNOWN_FAKE, WRAPPER_OF_SYMBOLS
 from functionalize.runtime.arguments import CallingConvention
-from functionalize.runtime.metadata import GraphInput
+from functionalize.runtime.metadata import GraphInput, PartOfWrapper
 from functionalize.transform.context import FunctionalizationContext
 
 _PREFIX = {InputKind.PARAMETER: "p", InputKind.BUFFER: "b", InputKind.CONSTANT_TENSOR: "c"}  # in order
@@ -125,6 +126,42 @@ class TracedInput:
         )  # a written input requires gradients too
 
 
+@dataclass(eq=False, kw_only=True)
+class WrapperInput(TracedInput):
+    """A wrapper: its fake is a wrapper of fake tensors. The graph takes its parts."""
+
+    wrapping: Wrapping
+
+    @property
+    def optional(self) -> bool:
+        return False
+
+    @property
+    def known_base(self) -> None:
+        """Views are related by the parts."""
+
+    def frozen(self, numbers: dict[int, int]) -> GraphInput:
+        return replace(super().frozen(numbers), wrapping=self.wrapping, constant=None)
+
+    @property
+    def label(self) -> str:
+        """Its quoted name."""
+        return f"`{self.target or self.name}`"
+
+
+@dataclass(eq=False, kw_only=True)
+class PartInput(TracedInput):
+    """A tensor that a wrapper holds."""
+
+    wrapper: WrapperInput
+    path: tuple[str, ...]  # the attributes that lead from the wrapper to it
+
+    def frozen(self, numbers: dict[int, int]) -> GraphInput:
+        part = PartOfWrapper(numbers[id(self.wrapper)], self.path)
+        slot, argument = self.wrapper.slot, self.wrapper.argument
+        return replace(super().frozen(numbers), part=part, constant=None, slot=slot, argument=argument)
+
+
 @dataclass(eq=False)
 class MissingGradient:
     """A gradient that a tensor does not have: a capture may ask what the program does with one."""
@@ -163,14 +200,11 @@ class ProgramInputs:
         self.schedules = Schedules(StateWalk() if follows_steps else self.state)
         self.schedules.leave_out(self.python_guards)
         taken: set[str] = set()
-        state, user = list(self._state(taken)), list(self._user(taken))
+        state, user = _opened(self._state(taken), taken), _opened(self._user(taken), taken)
         if numbers is not None and not any(isinstance(entry.value, FakeTensor) for entry in (*state, *user)):
             state += self._numbers(numbers, taken)
-        gradients = list(self._gradients([*state, *user], taken, suppose_gradients))
+        gradients = _opened(self._gradients([*state, *user], taken, suppose_gradients), taken)
         self.inputs = [*state, *gradients, *user]
-        for entry in self.inputs:
-            if isinstance(entry.value, torch.Tensor):
-                refuse_tensor(entry.value, f"`{entry.target or entry.name}`")
 
     def _walk(self) -> tuple[StateWalk, Follower]:
         state = StateWalk()
@@ -233,6 +267,36 @@ class ProgramInputs:
             if isinstance(value, torch.Tensor) or slot.owner is None or isinstance(slot.owner, (dict, list)):
                 name = fresh_name(slot.path, taken)
                 yield TracedInput(InputKind.USER_INPUT, name, None, value, argument=position)
+
+
+def _opened(entries: Iterable[TracedInput], taken: set[str]) -> list[TracedInput]:
+    """Inputs, with the parts of each wrapper behind it."""
+    opened = list[TracedInput]()
+    for entry in entries:
+        if not isinstance(entry.value, torch.Tensor) or not is_opened(entry.value, f"`{entry.target or entry.name}`"):
+            opened.append(entry)
+        else:
+            wrapper = WrapperInput(**vars(entry), wrapping=Wrapping.of(entry.value))
+            opened += (wrapper, *_parts(wrapper, taken))
+    return opened
+
+
+def _parts(wrapper: WrapperInput, taken: set[str]) -> Iterator[PartInput]:
+    """The tensors that a wrapper holds, as inputs."""
+    if not wrapper.wrapping.is_static:
+        raise WRAPPER_OF_SYMBOLS.error(tensor=wrapper.label, kind=wrapper.wrapping.cls.__name__)
+    for path in wrapper.wrapping.paths:
+        part = plain_part(wrapper.value, path)
+        is_opened(part, f"what {wrapper.label} holds")
+        yield PartInput(
+            kind=wrapper.kind,
+            name=fresh_name(".".join((wrapper.name, *path)), taken),
+            target=None if wrapper.target is None else ".".join((wrapper.target, *path)),
+            value=part,
+            persistent=wrapper.persistent,
+            wrapper=wrapper,
+            path=path,
+        )
 
 
 def drop_unused(inputs: list[TracedInput], graph: Graph, context: FunctionalizationContext, kept: set[int]) -> None:
@@ -321,8 +385,9 @@ def _computed_unseen(value: FakeTensor, user: Node | None) -> UnsupportedProgram
 
 def is_substituted(tensor: torch.Tensor) -> bool:
     """Whether a capture can put a fake in a tensor's place before it knows that the program uses the tensor."""
-    own = type(tensor) in PLAIN_TYPES and not isinstance(tensor, FakeTensor)
-    return own and not (tensor.is_nested or tensor.is_mkldnn or is_lazy(tensor))
+    if type(tensor) not in PLAIN_TYPES:
+        return is_wrapper_class(type(tensor))
+    return not isinstance(tensor, FakeTensor) and not (tensor.is_nested or tensor.is_mkldnn or is_lazy(tensor))
 
 
 def is_leaf(value: Any) -> bool:

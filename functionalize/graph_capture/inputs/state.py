@@ -38,7 +38,7 @@ from functionalize.python_state.methods import Methods, functions_in
 from functionalize.python_state.ownership import is_installed, is_of_torch_or_python, is_own
 from functionalize.python_state.slots import ObjectSource
 from functionalize.python_state.traversal_rules import PLAIN, is_entered, of_proxy
-from functionalize.python_state.walk import StateWalk, is_module
+from functionalize.python_state.walk import TENSOR_TYPES, StateWalk, is_module
 from functionalize.runtime.calls.program import CapturedProgram
 from functionalize.runtime.guards.python_guards import PythonGuards, hooks_of
 
@@ -144,6 +144,10 @@ class Follower:
             self._follow_value(slot.get(), slot.path)
         for value in arguments.seen:
             self._follow_object(value)
+        for slot in arguments.tensors:
+            tensor = slot.get()
+            if type(tensor) not in TENSOR_TYPES:
+                self._name_class(tensor)
         self.follow_found()
 
     def is_log(self, container: Any) -> bool:
@@ -208,8 +212,15 @@ class Follower:
         tensors = self._state.tensors[self._tensors :]
         self._tensors += len(tensors)
         for slot in tensors:
-            for hooks in gradient_hooks(slot.get()):
+            tensor = slot.get()
+            if type(tensor) not in TENSOR_TYPES:
+                self._name_class(tensor)
+            for hooks in gradient_hooks(tensor):
                 (self._state.open if self._hooked else self._state.watch)(hooks, f"{slot.path}: hooks")
+
+    def _name_class(self, tensor: torch.Tensor) -> None:
+        """Follow the class of a tensor if it is of the program's own: it has operators."""
+        self._named |= {type(tensor)} if is_own(type(tensor).__module__) else set()
 
     def _follow_class(self, cls: type) -> None:
         if cls not in self._kinds:

@@ -16,7 +16,7 @@ from typing import Any
 from functionalize.graph_capture.inputs.tensor_attributes import TensorAttributes
 from functionalize.graph_capture.refusals.refused_calls import rows_for_objects, rows_for_streams
 from functionalize.graph_capture.refusals.started_threads import rows_for_threads
-from functionalize.graph_capture.trace.numbers.number_methods import rows_for_methods
+from functionalize.graph_capture.trace.numbers.number_methods import Hashed, rows_for_methods
 from functionalize.graph_capture.trace.numbers.symbolic_math import rows_for_math
 from functionalize.graph_capture.trace.numbers.texts import Texts
 from functionalize.graph_capture.trace.patched_type_checks import TypeChecks
@@ -34,7 +34,7 @@ class RunPatches:
     texts: Texts
     types: TypeChecks
     draws: UnreadDraws
-    looked_up: list[Any]  # gets the symbols that the program looks up in dicts
+    hashed: Hashed
 
     def rows(self) -> Iterator[Patch]:
         """The rows that are installed before the program runs."""
@@ -49,7 +49,7 @@ class RunPatches:
 
     def rows_for_symbols(self) -> Iterator[Patch]:
         """Methods of symbols and of loggers. A later row of a name builds on the earlier one."""
-        yield from rows_for_methods(self.tracer, self.environment, self.texts, self.looked_up)
+        yield from rows_for_methods(self.tracer, self.environment, self.texts, self.hashed)
         yield from self.texts.rows()
 
     def patches(self) -> Patches:

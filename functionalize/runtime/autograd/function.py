@@ -103,7 +103,7 @@ class Derivation:
         except RuntimeError:
             return [True] * count
         wanted = {name for name, requires in zip(self._names(), required, strict=True) if requires}
-        pairs = zip(joint.names, joint.gradients, strict=True)
+        pairs = zip(joint.names, joint.gradients.of_inputs, strict=True)
         read = [joint.sources.flowing[n] for name, n in pairs if n is not None and name in wanted]
         tangents = {result: len(joint.names) + number for number, result in enumerate(joint.tangents)}
         return [n in tangents and any(bits >> tangents[n] & 1 for bits in read) for n in range(count)]
@@ -134,8 +134,13 @@ class Derivation:
             return CapturedFunction.apply(derivation, *inputs)  # type: ignore[no-untyped-call,no-any-return]
 
 
-def differentiable_call(orders: Orders, inputs: Sequence[Any], sizes: Sizes) -> tuple[Any, ...]:
-    """The results of a program's forward, recorded by autograd; ``sizes``: of all inputs of the program."""
+def differentiable_call(
+    orders: Orders, inputs: Sequence[Any], sizes: Sizes, differentiated: Sequence[Any] = ()
+) -> tuple[Any, ...]:
+    """The results of a program's forward, then those that are wrappers, recorded by autograd.
+
+    ``sizes``: of all inputs of the program; ``differentiated``: inputs that are wrappers, or get such gradients.
+    """
     call = orders.first
     with torch.enable_grad():
         copy = _with_storage if call.joint.reads_storages else torch.clone
@@ -150,7 +155,7 @@ def differentiable_call(orders: Orders, inputs: Sequence[Any], sizes: Sizes) -> 
         followed = list(inputs)
         for number in call.without_gradient:
             followed[number] = HiddenFromAutograd(inputs[number])
-        return CapturedFunction.apply(derivation, *followed)  # type: ignore[no-untyped-call,no-any-return]
+        return CapturedFunction.apply(derivation, *followed, *differentiated)  # type: ignore[no-untyped-call,no-any-return]
 
 
 class HiddenFromAutograd(NamedTuple):
@@ -169,11 +174,15 @@ def _with_storage(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class CapturedFunction(torch.autograd.Function):
-    """A call of the forward, whose derivative is the backward."""
+    """A call of the forward, whose derivative is the backward.
+
+    Behind the forward's inputs come those that are wrappers, behind its results the results that are wrappers.
+    """
 
     @staticmethod
     def forward(ctx: Any, derivation: Derivation, *followed: Any) -> tuple[Any, ...]:
         call = derivation.call
+        followed = followed[: len(call.joint.names)]
         inputs = [value.value if type(value) is HiddenFromAutograd else value for value in followed]
         with derivation.random.again() if derivation.order > 1 else contextlib.nullcontext():
             results = call.run(inputs)
@@ -186,36 +195,50 @@ class CapturedFunction(torch.autograd.Function):
         outputs = results[: len(call.joint.layouts)]
         expected = itertools.zip_longest(call.joint.tangents, call.strides)
         ctx.tangent_specs = [TangentSpec.of(outputs[position], strides) for position, strides in expected]
-        others = [r for n, r in enumerate(outputs) if n not in call.joint.tangents and isinstance(r, torch.Tensor)]
-        ctx.mark_non_differentiable(*others)
+        wrapped = call.joint.gradients.wrapper_results
+        parts = {position for wrapper in wrapped for position in wrapper.positions}
+        plain = [n for n in range(len(outputs)) if n in parts or n not in call.joint.tangents]
+        ctx.mark_non_differentiable(*[outputs[n] for n in plain if isinstance(outputs[n], torch.Tensor)])
         ctx.set_materialize_grads(False)
-        return tuple(outputs)
+        return (*outputs, *(wrapper.made(inputs, outputs) for wrapper in wrapped))
 
     @staticmethod
     @hidden_from_dynamo
     def backward(ctx: Any, *tangents: Any) -> tuple[Any, ...]:
         call: ForwardCall = ctx.call
-        unreached = call.unreached(tangents)  # these get None as in eager: to optimizers, zeros are not the same
+        joint = call.joint
+        incoming = joint.gradients.opened(
+            joint.tangents, tangents[: len(joint.layouts)], tangents[len(joint.layouts) :]
+        )
+        unreached = call.unreached(incoming)  # these get None as in eager: to optimizers, zeros are not the same
         if call.backward is None or len(unreached) == len(call.differentiated):  # the saved tensors may be freed
-            return (None,) * (1 + len(call.gradients))
+            return (None,) * (1 + len(joint.names) + len(joint.gradients.of_wrappers))
         saved = iter(_saved_by(ctx))
         values = [next(saved) if value is _TENSOR else value for value in ctx.plain]
-        specs = zip(call.joint.tangents, ctx.tangent_specs, strict=True)
-        received = [spec.applied_to(tangents[number]) for number, spec in specs]
+        received = [spec.applied_to(tangent) for tangent, spec in zip(incoming, ctx.tangent_specs, strict=True)]
         with torch.no_grad():
             results = called(call.backward, [*values, *received])
         gradients = [None if position is None else results[position] for position in call.gradients]
         if torch.is_grad_enabled():
+            joint.gradients.refuse_derivative()
             differentiated = [gradients[n] for n in call.differentiated]
             differentiable = ctx.derivation.differentiable(differentiated, received)
             for number, gradient in zip(call.differentiated, differentiable, strict=True):
                 gradients[number] = gradient
         for number in unreached:
             gradients[number] = None
-        _write_to([tangents[n] for n in call.joint.tangents], call.written, results)
+        _write_to(incoming, call.written, results)
         if not keeps_graph():
             ctx.derivation = None
-        return None, *gradients
+        if not joint.gradients.of_wrappers:
+            return None, *gradients
+        count = len(joint.names)
+        parts_of_gradients = iter(gradients[count:])
+        made = [
+            wrapper.made(list(itertools.islice(parts_of_gradients, len(wrapper.positions))))
+            for wrapper in joint.gradients.of_wrappers
+        ]
+        return None, *gradients[:count], *made
 
 
 def _write_to(

@@ -21,6 +21,7 @@ from functionalize._torch.dispatch import BelowVersions, any_autocast, without_a
 from functionalize.aliasing.geometry import Layout
 from functionalize.aliasing.strided_layout import with_layout
 from functionalize.errors import DataDependentError
+from functionalize.runtime.autograd.wrappers import Gradients
 from functionalize.runtime.capturing import CAPTURING
 from functionalize.runtime.guards.modes import in_modes, modes_now
 from functionalize.runtime.guards.sizes import Sizes
@@ -52,7 +53,7 @@ class JointGraph:
     bases: tuple[int, ...]  # the bases whose values it gives, after the results
     layouts: tuple[Layout | None, ...]  # of results and bases; None: as the graph gives them
     tangents: tuple[int, ...]  # which results and bases have a tangent
-    gradients: tuple[int | None, ...]  # for each input its position among the gradients
+    gradients: Gradients
     at_risk: frozenset[int]  # inputs whose storages a call writes, or whose versions it grows
     detached: frozenset[int]  # inputs that require gradients before a call, and not afterwards
     reads_storages: bool  # whether it reads the storages of inputs by offset
@@ -76,7 +77,7 @@ class ForwardCall:
     forward: Function
     backward: Function | None  # None: no input gets a gradient
     saved: Sequence[int]  # the backward's inputs before the tangents, as positions among inputs, then results
-    gradients: Sequence[int | None]  # for each input of the graph, the backward's result that is its gradient
+    gradients: Sequence[int | None]  # for each of the joint graph's gradients, the backward's result
     written: Sequence[int | None]  # for each tangent, the backward's result that is written to it
     doubles: Sequence[int]  # results that are inputs or earlier results: autograd requires distinct tensors
     views: Sequence[tuple[int, int]]  # results in the memory of inputs or results: these, by positions as in `saved`
@@ -109,7 +110,7 @@ class ForwardCall:
     @functools.cached_property
     def without_gradient(self) -> list[int]:
         """The inputs that get no gradient."""
-        return [number for number, position in enumerate(self.gradients) if position is None]
+        return [number for number in range(len(self.joint.names)) if self.gradients[number] is None]
 
     @functools.cached_property
     def sources(self) -> frozenset[int]:
@@ -147,13 +148,13 @@ class ForwardCall:
     def may_require_grad(self, required: Sequence[bool]) -> list[bool]:
         """For each gradient, whether it is computed from inputs or tangents that require gradients."""
         bits = sum(1 << number for number, requires in enumerate(required) if requires)
-        positions = [self.joint.gradients[number] for number in self.differentiated]
+        positions = [self.joint.gradients.all[number] for number in self.differentiated]
         return [bool(self.joint.sources.flowing[position] & bits) for position in positions]  # type: ignore[index]
 
     def unreached(self, tangents: Sequence[Any]) -> list[int]:
-        """The differentiated inputs that get no gradient if only these ``tangents`` of results are not None."""
-        present = sum(1 << n for n, result in enumerate(self.joint.tangents) if tangents[result] is not None)
-        positions = ((number, self.joint.gradients[number]) for number in self.differentiated)
+        """The differentiated inputs that get no gradient if only these ``tangents`` are not None."""
+        present = sum(1 << n for n, tangent in enumerate(tangents) if tangent is not None)
+        positions = ((number, self.joint.gradients.all[number]) for number in self.differentiated)
         return [number for number, position in positions if not self.joint.sources.tangents[position] & present]  # type: ignore[index]
 
 

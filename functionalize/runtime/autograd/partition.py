@@ -60,7 +60,7 @@ def partition(joint: JointGraph, partition_fn: PartitionFn | None, compile_fn: C
         compile_fn(rebuilt),
         compile_fn(_rebuilt(backward, names, computed, copies)) if computed else None,
         [len(names) + order[source] if isinstance(source, Node) else source for source in saved],
-        [None if n is None or gradients[n] is None else computed.index(gradients[n]) for n in joint.gradients],
+        [None if n is None or gradients[n] is None else computed.index(gradients[n]) for n in joint.gradients.all],
         [None if node is None else computed.index(node) for node in written],
         [n for n, node in enumerate(outputs[:own]) if node in order and (node.op == "placeholder" or order[node] < n)],
         views,

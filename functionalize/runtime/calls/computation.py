@@ -32,6 +32,9 @@ class Computed:
     # By position among the program's bases: the values of bases that are not results.
     bases: Mapping[int, Any] = field(default_factory=dict)
     refusals: Sequence[GradientRefusal] = ()
+    # By output: wrappers that autograd recorded, over the results that are their parts.
+    wrappers: Mapping[int, torch.Tensor] = field(default_factory=dict)
+    refused_wrapper: GradientRefusal | None = None  # of each other wrapper that requires gradients
 
     def with_autograd(self) -> Sequence[Any]:
         """The results with their gradient refusals, once the leaves among the inputs have their new metadata."""
@@ -89,7 +92,11 @@ class GraphComputation:
             if not torch.is_grad_enabled():
                 return Computed(results)
             reason = BACKWARD_OF_BACKWARD.error() if metadata.has_backward else None
-        return Computed(results, refusals=_refusals(metadata, results, reason, inputs))
+        refused = None
+        if any(alias.is_recorded for alias in metadata.outputs):
+            sources = [value for value in inputs if isinstance(value, torch.Tensor) and value.requires_grad]
+            refused = GradientRefusal(reason, [0], sources or [torch.empty(0, requires_grad=True)])
+        return Computed(results, refusals=_refusals(metadata, results, reason, inputs), refused_wrapper=refused)
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,14 +111,18 @@ class DifferentiableComputation:
         """The results of the graph, recorded by autograd."""
         orders, joint = self.orders, self.orders.first.joint
         taken = [inputs[number] for number in self.metadata.taken]
-        outputs = differentiable_call(orders, taken, () if orders.sizes_of is None else orders.sizes_of(inputs))
-        count = len(joint.results)
+        sizes = () if orders.sizes_of is None else orders.sizes_of(inputs)
+        differentiated = [inputs[gradient.input] for gradient in joint.gradients.of_wrappers]
+        outputs = differentiable_call(orders, taken, sizes, differentiated)
+        count, end = len(joint.results), len(joint.layouts)
         results = _by_position(outputs[:count], joint.results, self.metadata.graph.outputs)
         refusals: Sequence[GradientRefusal] = ()
         if self.refused:
             sources = [value for value in inputs if isinstance(value, torch.Tensor) and value.requires_grad]
             refusals = [GradientRefusal(reason, [position], sources) for position, reason in self.refused.items()]
-        return Computed(results, dict(zip(joint.bases, outputs[count:], strict=True)), refusals)
+        bases = dict(zip(joint.bases, outputs[count:end], strict=True))
+        wrappers = {w.output: made for w, made in zip(joint.gradients.wrapper_results, outputs[end:], strict=True)}
+        return Computed(results, bases, refusals, wrappers)
 
 
 def _by_position(values: Sequence[Any], positions: Sequence[int], count: int) -> list[Any]:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property
+from operator import is_
 from typing import Any
 
 import torch
@@ -201,7 +202,7 @@ class CallFinalizer:
             else:
                 off = alias.requires_grad and not torch.is_grad_enabled()  # the program had gradients on
                 with torch.enable_grad() if off else nullcontext():
-                    made = {number: self._tensor(alias)}
+                    made = {number: self._tensor(alias) if alias.wrapping is None else self._wrapper(number, alias)}
             self._made |= made
             for member in made:
                 gradient = self._metadata.outputs[member].gradient
@@ -243,6 +244,21 @@ class CallFinalizer:
             made = self._with_layout(with_own_bits(self._result(alias), layout), layout)
         finished = alias.leaf is None and not (alias.own_gradient or alias.inference)
         return made if finished and not torch.is_inference_mode_enabled() else self._finished(alias, made)
+
+    def _wrapper(self, number: int, alias: OutputAlias) -> torch.Tensor:
+        """An output that is a wrapper, of the parts that other outputs are."""
+        if alias.kind is AliasKind.INPUT:
+            return self._inputs[alias.input]  # type: ignore[index,no-any-return]
+        assert alias.wrapping is not None
+        recorded, parts = self._computed.wrappers.get(number), list(map(self.tensor, alias.parts))
+        if recorded is not None and all(map(is_, alias.wrapping.parts_of(recorded), parts)):
+            return recorded
+        made = alias.wrapping.wrapped(parts)
+        if recorded is not None:
+            made = InMemory.apply(recorded, made)  # type: ignore[no-untyped-call]
+        elif alias.is_recorded and self._computed.refused_wrapper is not None:
+            (made,) = self._computed.refused_wrapper.attached([made])
+        return made if alias.leaf is None else alias.leaf(made)
 
     def _layout(self, layout: Layout) -> Layout:
         """A layout in this call."""

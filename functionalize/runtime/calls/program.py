@@ -21,6 +21,7 @@ from torch.export.graph_signature import ExportGraphSignature, OutputKind
 from torch.fx import Graph, GraphModule
 
 from functionalize._torch import in_forward_ad, in_functorch_transform
+from functionalize._torch.subclasses.wrappers import part_at
 from functionalize.aliasing.geometry import Layout
 from functionalize.aliasing.history import AliasHistory
 from functionalize.errors import in_words
@@ -208,8 +209,11 @@ class CapturedProgram(Exports):
     @property
     def state(self) -> dict[str, torch.Tensor]:
         """The state and the constants that the graph takes, by the names of its inputs."""
-        values = {e.name: e.constant if e.slot is None else e.slot.get() for e in self.inputs if e.argument is None}
-        return {name: value.detach() for name, value in values.items() if isinstance(value, torch.Tensor)}
+        held = {e.name: e.constant if e.slot is None else e.slot.get() for e in self.inputs if e.argument is None}
+        parts = {
+            e.name: part_at(held[e.name], e.part.path) for e in self.inputs if e.name in held and e.part is not None
+        }
+        return {name: value.detach() for name, value in (held | parts).items() if isinstance(value, torch.Tensor)}
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Compute, write back, and return what the original does.

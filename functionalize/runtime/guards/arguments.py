@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from functionalize._torch.subclasses.wrappers import plain_part
 from functionalize.errors import InputMismatchError
 from functionalize.python_state.snapshot import frozen, same
 from functionalize.runtime.arguments import CallArguments, base_of
@@ -78,6 +79,7 @@ class InputSources:
         self.gradients = {n: entry.gradient_of for n, entry in enumerate(inputs) if entry.gradient_of is not None}
         self.bases = {n: entry.base_of for n, entry in enumerate(inputs) if entry.base_of is not None}
         self._constants = [entry.constant for entry in inputs]
+        self._parts = {n: entry.part for n, entry in enumerate(inputs) if entry.part is not None}
 
     def values(self, arguments: CallArguments) -> list[Any]:
         """The inputs, in order; None for inputs that are missing."""
@@ -91,6 +93,8 @@ class InputSources:
             values[number] = getattr(values[source], "grad", None)
         for number, view in self.bases.items():
             values[number] = base_of(values[view])
+        for number, part in self._parts.items():
+            values[number] = plain_part(values[part.wrapper], part.path)
         return values
 
     def write(self, code: FastCode) -> None:

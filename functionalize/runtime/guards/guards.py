@@ -37,6 +37,7 @@ from functionalize.runtime.guards.tensors import (
     InputProperty,
     RequiresGrad,
     TensorProperties,
+    Wrappers,
     answer_of,
     asked_properties,
     strides_and_offset,
@@ -74,17 +75,23 @@ class Guards:
         self.sources = InputSources(metadata.inputs)
         self.had_gradient = _had_gradient(metadata, assumed)
         self.asked = _answers(metadata, assumed, self.changes)
-        self.sharing = Sharing(metadata, assumed.values, self.sources.gradients)
         inputs, values = metadata.inputs, assumed.values
+        wrappers = {n for n, entry in enumerate(inputs) if entry.wrapping is not None}
+        owners = dict(self.sources.gradients)
+        if wrappers:
+            owners |= {n: owners[e.part.wrapper] for n, e in enumerate(inputs) if e.part and e.part.wrapper in owners}
+        self.sharing = Sharing(metadata, values, owners)
         structure, constants = ArgumentStructure(assumed.arguments, inputs), ArgumentValues(assumed.arguments)
         self._of_arguments = structure, constants
         self._of_python: Sequence[GuardKind] = (structure, ModeGuards(self.modes), constants, self.python_guards)
-        tensors = {n: v for n, v in enumerate(values) if n not in self.sources.gradients}
-        gradients = {n: values[n] for n in self.sources.gradients}
+        tensors = {n: v for n, v in enumerate(values) if n not in owners}
+        gradients = {n: values[n] for n in owners}
+        plain = {n: v for n, v in tensors.items() if n not in wrappers} if wrappers else tensors
         taken = {n: gradient for n, gradient in gradients.items() if n not in metadata.unused}
         self._of_tensors: Sequence[GuardKind] = (
             SharedTensors(metadata, values, assumed.state, kinds=assumed.asks_kinds),
-            TensorProperties(inputs, tensors, self.dynamic),
+            *([Wrappers(inputs, wrappers)] if wrappers else ()),
+            TensorProperties(inputs, plain, self.dynamic),
         )
         further: Sequence[GuardKind | None] = (
             GradientProperties(inputs, taken, self.dynamic),
@@ -166,6 +173,8 @@ class Guards:
         """Code that compares calls with one that passed; ``values``: its inputs. None if torch cannot compare them."""
         tensors = [value for value in values if isinstance(value, torch.Tensor)]
         if any(tensor.layout is not torch.strided or tensor.is_nested for tensor in tensors):
+            return None
+        if any(entry.wrapping is not None for entry in self.inputs):
             return None
         if not can_be_compared_fast():
             return None

@@ -24,6 +24,7 @@ from functionalize._torch import (
     FakeTensor,
 )
 from functionalize._torch.dispatch import TensorGuards
+from functionalize._torch.subclasses.wrappers import Wrapping
 from functionalize.errors import GradientMismatchError, InputMismatchError
 from functionalize.python_state.containers import ABSENT
 from functionalize.python_state.slots import ObjectSource
@@ -196,6 +197,37 @@ class TensorProperties(GuardKind):
         return None
 
 
+class Wrappers(GuardKind):
+    """How the inputs that are wrappers are made: class, metadata, sizes."""
+
+    def __init__(self, inputs: Sequence[GraphInput], numbers: Set[int]) -> None:
+        self._inputs, self._numbers = inputs, sorted(numbers)
+
+    def failure(self, call: CallInputs) -> InputMismatchError | None:
+        for number in self._numbers:
+            entry, value = self._inputs[number], call.values[number]
+            missing = value is None and entry.gradient_of is not None  # another guard compares which are missing
+            if missing or number in call.examples:
+                continue
+            expected: Any = entry.wrapping
+            error = InputMismatchError if entry.gradient_of is None else GradientMismatchError
+            containers = containers_of(entry.slot)
+            if type(value) is not expected.cls:
+                what = f"the class of {entry.label}"
+                return mismatch(what, type(value), expected.cls, error, containers=containers)
+            difference = Wrapping.of(value).difference(expected)
+            if difference is not None:
+                return error(f"{entry.label} has other {difference} than {WHEN}", hint=HINT, containers=containers)
+        return None
+
+    def listed(self) -> Iterator[Guard]:
+        for number in self._numbers:
+            entry = self._inputs[number]
+            assert entry.wrapping is not None
+            yield Guard(entry.label, "class", entry.wrapping.cls)
+            yield Guard(entry.label, "metadata", entry.wrapping.context)
+
+
 class GradientProperties(TensorProperties):
     """The properties of inputs that are gradients, unless they are missing; another guard compares their strides."""
 
@@ -208,7 +240,7 @@ class GradientProperties(TensorProperties):
 
     def _read(self, number: int, value: Any) -> list[Any] | None:
         properties = super()._read(number, value)
-        if properties is not None:
+        if properties is not None and self._inputs[number].part is None:
             properties[_STRIDES] = None
         return properties
 

@@ -18,11 +18,13 @@ import operator
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 
+from functionalize._torch.subclasses.sharding import PLANS_IN
 from functionalize._torch.symbols.traced_symbols import opaque_float, whole_number_of
 from functionalize._torch.tensors import SYMBOLS
 from functionalize.call_stack import is_of_program
@@ -46,18 +48,28 @@ _UNARY: dict[str, Callable[..., Any]] = {
 }
 _OF_WHOLE_NUMBERS = ("conjugate", "bit_length", "as_integer_ratio")
 _NUMBERS = (int, float, *SYMBOLS)
+# Where operators of tensor subclasses are called, in C++ or from Python, and hash their arguments.
+_PLANNING = ("functionalize.transform.", "functionalize.graph_capture.backward.", PLANS_IN)
 _ABC = abc.ABCMeta.__instancecheck__.__code__  # asks for the caller of `isinstance`
 
 
-def rows_for_methods(tracer: Any, environment: Any, texts: Texts, looked_up: list[Any]) -> Iterator[Patch]:
+@dataclass(frozen=True, eq=False)
+class Hashed:
+    """The symbols whose hashes were asked for."""
+
+    looked_up: list[Any] = field(default_factory=list)  # by the program, in dicts
+    planned: list[Any] = field(default_factory=list)  # by a tensor subclass, to find how it runs an operator
+
+
+def rows_for_methods(tracer: Any, environment: Any, texts: Texts, hashed: Hashed) -> Iterator[Patch]:
     """All rows; later rows of a method call the earlier ones.
 
-    ``texts``: gets numbers that decide nothing by being written; ``looked_up``: gets those that are looked up in dicts.
+    ``texts``: gets numbers that decide nothing by being written.
     """
     yield from _rows_for_floats_and_integers(tracer)
     yield from _rows_for_missing_methods()
     yield from _rows_for_bools(tracer)
-    values = _Values(environment, texts, looked_up)
+    values = _Values(environment, texts, hashed)
     for cls, of_value in CLASSES.items():
         for name in ("__repr__", "__format__", "__hash__"):  # `str` calls the first
             yield Patch(cls, name, partial(values.method, name, of_value))
@@ -239,8 +251,8 @@ def _beside_bools(number_of: Callable[[Any], Any], method: Any) -> Any:
 class _Values:
     """Methods that ask for the value of a number: for text, and for keys of dicts."""
 
-    def __init__(self, environment: Any, texts: Texts, looked_up: list[Any]) -> None:
-        self._environment, self._texts, self._looked_up = environment, texts, looked_up
+    def __init__(self, environment: Any, texts: Texts, hashed: Hashed) -> None:
+        self._environment, self._texts, self._hashed = environment, texts, hashed
 
     def _is_traced(self, symbol: Any) -> bool:
         return self._environment is not None and getattr(symbol.node, "shape_env", None) is self._environment
@@ -258,15 +270,19 @@ class _Values:
         """A method that is the value's where a program calls it, and torch's elsewhere."""
 
         def by_value(symbol: Any, *args: Any) -> Any:
-            traced, code = self._is_traced(symbol), sys._getframe(1).f_code
-            is_key = traced and name == "__hash__" and any(key is symbol for key in self._looked_up)
+            traced, frame = self._is_traced(symbol), sys._getframe(1)
+            code = frame.f_code
+            if traced and name == "__hash__" and frame.f_globals.get("__name__", "").startswith(_PLANNING):
+                self._hashed.planned.append(symbol)
+                return id(symbol)
+            is_key = traced and name == "__hash__" and any(key is symbol for key in self._hashed.looked_up)
             if not is_key and not (traced and (is_of_program(code) or code is formatted.__code__)):
                 return method(symbol, *args)
             if name == "__hash__" and not is_key:
                 asks = not is_library_file(code.co_filename) and symbol.node.hint is None
                 if isinstance(symbol, torch.SymInt) and not asks and self._is_size(symbol):
                     return method(symbol)
-                self._looked_up.append(symbol)
+                self._hashed.looked_up.append(symbol)
             mark = None if name == "__hash__" else self._texts.written(symbol, operator.methodcaller(name, *args))
             if mark is not None:
                 return mark

@@ -113,13 +113,11 @@ def test_functional_collectives() -> None:
 def test_modules_that_communicate_by_hooks_are_refused() -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
-    from torch.distributed.tensor import distribute_module
 
     mesh = init_device_mesh("cpu", (1,))
     modules = {
         "DistributedDataParallel": nn.parallel.DistributedDataParallel(nn.Linear(3, 3)),
         "FSDPModule": fully_shard(nn.Linear(3, 3), mesh=mesh),
-        "DTensor": distribute_module(nn.Linear(3, 3), mesh),
     }
     for name, module in modules.items():
         with pytest.raises(UnsupportedProgramError, match=rf"is a {name}"):

@@ -1,0 +1,1 @@
+"""Tensor subclasses: what they hold, and what torch keeps of their operators."""

@@ -1,0 +1,166 @@
+"""Wrappers: tensor subclasses that hold other tensors, by ``__tensor_flatten__`` and ``__tensor_unflatten__``.
+
+In: a wrapper. Out: a :class:`Wrapping`, which says how it is made of plain tensors, also if it holds further wrappers,
+and these tensors, its parts. Guarantees: a wrapping holds no tensor, and equal wrappings make wrappers that no program
+can distinguish. Limits: what the class keeps elsewhere than ``__tensor_flatten__`` says is not seen, except for plain
+values that somebody set as attributes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass_type  # no public name for the protocol
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+_RAGGED = "*"  # in place of a ragged size, which is another symbol for each nested tensor
+
+
+@cache
+def is_wrapper_class(cls: type) -> bool:
+    """Whether the tensors of a class hold other tensors, and can be made of others."""
+    return is_traceable_wrapper_subclass_type(cls)
+
+
+@dataclass(frozen=True, eq=False)
+class Wrapping:
+    """How a wrapper is made of its parts."""
+
+    cls: type
+    inner: Mapping[str, Wrapping | None]  # by attribute, the tensors that it holds: None for a part
+    others: Mapping[str, Any]  # by attribute, what else it is made of: a mesh of devices
+    context: Any  # as `__tensor_flatten__` gives it
+    size: Sequence[Any]
+    stride: Sequence[Any]
+    requires_grad: bool
+    attributes: Mapping[str, Any]  # plain values that somebody set
+
+    @classmethod
+    def of(cls, wrapper: Any) -> Wrapping:
+        """The wrapping of a wrapper."""
+        names, context = wrapper.__tensor_flatten__()
+        held = {name: getattr(wrapper, name) for name in names}
+        inner = {name: value for name, value in held.items() if isinstance(value, torch.Tensor)}
+        return cls(
+            cls=type(wrapper),
+            inner={name: cls.of(value) if is_wrapper_class(type(value)) else None for name, value in inner.items()},
+            others={name: value for name, value in held.items() if name not in inner},
+            context=context,
+            size=wrapper.size(),
+            stride=wrapper.stride(),
+            requires_grad=wrapper.requires_grad,
+            attributes={name: value for name, value in vars(wrapper).items() if _is_set(name, value)},
+        )
+
+    @property
+    def name(self) -> str:
+        """The name of its class."""
+        return self.cls.__name__
+
+    @cached_property
+    def paths(self) -> Sequence[tuple[str, ...]]:
+        """For each part, the attributes that lead to it."""
+        return [
+            (name, *path)
+            for name, wrapping in self.inner.items()
+            for path in (((),) if wrapping is None else wrapping.paths)
+        ]
+
+    def parts_of(self, wrapper: Any) -> list[torch.Tensor]:
+        """The parts of a wrapper of this wrapping, or of an equal one, in the order of ``paths``."""
+        return [part_at(wrapper, path) for path in self.paths]
+
+    def wrapped(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        """A wrapper of other parts; it requires no gradients."""
+        made = self._wrapped(iter(parts))
+        return made.requires_grad_(False) if made.requires_grad else made
+
+    def _wrapped(self, parts: Iterator[torch.Tensor]) -> torch.Tensor:
+        inner = {
+            name: next(parts) if wrapping is None else wrapping._wrapped(parts) for name, wrapping in self.inner.items()
+        }
+        cls: Any = self.cls
+        made: Any = cls.__tensor_unflatten__({**inner, **self.others}, self.context, self.size, self.stride)
+        for name, value in self.attributes.items():
+            if vars(made).get(name, self) != value:
+                setattr(made, name, value)
+        return made  # type: ignore[no-any-return]
+
+    def difference(self, other: Wrapping) -> str | None:
+        """What a program could see of the difference between two wrappers; None if it is nothing."""
+        # A context may say whether gradients are required, which guards compare by itself.
+        compared = self.requires_grad == other.requires_grad
+        pairs = {
+            "class": (self.cls, other.cls),
+            "inner tensors": ([*self.inner], [*other.inner]),
+            "metadata": (compared and self.context, compared and other.context),
+            "other values": (self.others, other.others),
+            "size": (_comparable(self.size), _comparable(other.size)),
+            "strides": (_comparable(self.stride), _comparable(other.stride)),
+            "attributes": (self.attributes, other.attributes),
+        }
+        for name, (mine, others) in pairs.items():
+            if not (mine is others or bool(mine == others)):
+                return name
+        for name, wrapping in self.inner.items():
+            within = other.inner[name]
+            if (wrapping is None) is not (within is None):
+                return f"class of `{name}`"
+            seen = None if wrapping is None or within is None else wrapping.difference(within)
+            if seen is not None:
+                return f"{seen} of `{name}`"
+        return None
+
+    @property
+    def is_static(self) -> bool:
+        """Whether its sizes are integers, apart from ragged ones."""
+        own = all(type(size) is int or is_ragged(size) for size in (*self.size, *self.stride))
+        return own and all(wrapping is None or wrapping.is_static for wrapping in self.inner.values())
+
+
+def part_at(wrapper: Any, path: Sequence[str]) -> Any:
+    """What a wrapper holds at the end of some attributes; None if it is not there."""
+    for name in path:
+        wrapper = getattr(wrapper, name, None)
+    return wrapper
+
+
+def plain_part(wrapper: Any, path: Sequence[str]) -> Any:
+    """The same, detached: autograd follows the wrapper, also where it holds a tensor that requires gradients."""
+    part = part_at(wrapper, path)
+    return part.detach() if isinstance(part, torch.Tensor) and part.requires_grad else part
+
+
+def is_ragged(size: Any) -> bool:
+    """Whether a size is the ragged one of a nested tensor."""
+    return isinstance(size, torch.SymInt) and bool(size.node.is_nested_int())
+
+
+def _comparable(sizes: Sequence[Any]) -> list[Any]:
+    return [_RAGGED if is_ragged(size) else size for size in sizes]
+
+
+def _is_set(name: str, value: Any) -> bool:
+    return not name.startswith("_") and isinstance(value, _PLAIN)  # torch itself keeps caches and marks under others
+
+
+def with_tangent_metadata(wrapper: Any) -> Any:
+    """The wrapper with the metadata that its class wants gradients of it to have: of a partial sum, the whole."""
+    coerce = getattr(wrapper, "__coerce_tangent_metadata__", None)
+    return wrapper if coerce is None else coerce()
+
+
+def as_tangent(tangent: Any, expected: Wrapping) -> Any:
+    """A tangent with the class and the metadata that a backward was traced for; None if its class cannot give them."""
+    same_class = type(tangent) is expected.cls
+    if same_class and Wrapping.of(tangent).difference(expected) in (None, "strides"):
+        return tangent
+    coerce = getattr(tangent, "__coerce_same_metadata_as_tangent__", None)
+    if coerce is None:
+        return None
+    coerced = coerce(expected.context, None if same_class else expected.cls)
+    return coerced if type(coerced) is expected.cls else None
