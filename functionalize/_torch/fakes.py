@@ -109,6 +109,22 @@ def _has_symbols(args: Iterable[Any]) -> bool:
     return any(type(arg) in _NUMBERS or (type(arg) is list and _has_symbols(arg)) for arg in args)
 
 
+@contextlib.contextmanager
+def without_constants(holders: Iterable[Any]) -> Iterator[None]:
+    """Keep torch from running an op now because it knows the data of its tensors.
+
+    ``holders``: fake tensors, and the tracer's entries of tensors; both keep the data in an attribute of one name.
+    """
+    constants = [(holder, holder.constant) for holder in holders if holder.constant is not None]
+    for holder, _ in constants:
+        holder.constant = None
+    try:
+        yield
+    finally:
+        for holder, constant in constants:
+            holder.constant = constant
+
+
 def has_foreign_fakes() -> bool:
     """Whether a mode of torch's own, as Dynamo's, makes the fake tensors now: it has only torch's meta kernels."""
     mode = detect_fake_mode()
@@ -214,16 +230,13 @@ class CaptureFakeMode(MetasFakeMode):
     def _not_constant(self, func: Any, args: Any, kwargs: Any) -> Iterator[None]:
         """Keep an op from computing with the data of constants: torch takes NaN for an unknown number."""
         leaves = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, FakeTensor)]
-        constants = [(leaf, leaf.constant) for leaf in leaves if leaf.constant is not None]
-        for leaf, _ in constants:
-            leaf.constant = None
+        constants = [leaf.constant for leaf in leaves if leaf.constant is not None]
         try:
-            yield
+            with without_constants(leaves):
+                yield
         finally:
-            for leaf, constant in constants:
-                leaf.constant = constant
-                if func._schema.is_mutable:
-                    self.fake_tensor_converter.invalidate_constant_aliases(constant)
+            for constant in constants if func._schema.is_mutable else ():
+                self.fake_tensor_converter.invalidate_constant_aliases(constant)
 
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         decider = getattr(self.shape_env, "decider", None)

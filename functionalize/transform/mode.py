@@ -41,7 +41,7 @@ from functionalize.aliasing.geometry import Layout
 from functionalize.aliasing.tensor_queries import counts_elements, tensor_leaves
 from functionalize.errors import UnsupportedProgramError
 from functionalize.ops import tables, traits
-from functionalize.ops.collectives import Way, collective, communicates
+from functionalize.ops.collectives import Way, collective, communicates, starts
 from functionalize.ops.tables import Kind, OpRow, ViewKind
 from functionalize.ops.variants import copying, view_of
 from functionalize.refusals.writes import QUANTIZED_WRITTEN, SPARSE_MADE_OF, SPARSE_PART_READ, SPARSE_PART_WRITTEN
@@ -321,6 +321,13 @@ class FunctionalizeMode(TorchDispatchMode):
     def _collective(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
         return collectives.run(self.context, func, args, kwargs)
 
+    def _communicating(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
+        """The results of a functional collective."""
+        handles = tensor_leaves(args, kwargs)
+        values = map(self.context.value, handles) if self.context.executor.observed else ()
+        with self.context.executor.communicating([*handles, *values]):
+            return self._functional(func, args, kwargs)
+
     def _wait(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
         """The argument itself, as eager's kernel returns it; its value is the result of the wait."""
         handle, context = args[0], self.context
@@ -439,6 +446,8 @@ def _choose(func: Any) -> Handler:
     if row is not None and row.way in (Way.TWIN, Way.REFUSED):
         return FunctionalizeMode._collective
     handler = _by_row(func)
+    if handler is _FUNCTIONAL and starts(func):
+        handler = FunctionalizeMode._communicating
     if func.namespace not in _OF_TORCH:
         return _of_users(handler)
     return _squeezing(handler) if func.overloadpacket in traits.SQUEEZES else handler

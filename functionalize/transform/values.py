@@ -7,6 +7,7 @@ Limits: one executor serves one call of a functionalized function, in one thread
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from functionalize._torch import (
     bytes_of_original,
     copy_of_memory,
     current_proxy_mode,
+    data_hidden,
     enable_python_dispatcher,
     forget_offset,
     has_symbols,
@@ -100,6 +102,10 @@ class ValueExecutor:
             with uncached_fakes(args[:1]):  # from the cache they come with offset zero
                 return op(*args, **kwargs)
         return self.run(op, args, kwargs)
+
+    def communicating(self, tensors: Sequence[torch.Tensor]) -> AbstractContextManager[None]:
+        """While an op acts on other processes: torch would run it on constants already while it traces."""
+        return data_hidden(None if self.proxies is None else self.proxies.tracer, tensors)
 
     def snapshot(self, value: Value) -> Value:
         """A copy of a value, for the same graph node, which no later write to a handle can change."""

@@ -36,7 +36,7 @@ from torch.fx.immutable_collections import immutable_dict
 from torch.utils import _pytree as pytree
 
 from functionalize._torch.dispatch import on_handles
-from functionalize._torch.fakes import FakeTensorMode
+from functionalize._torch.fakes import FakeTensor, FakeTensorMode, without_constants
 from functionalize._torch.symbols.sizes import is_symbol
 from functionalize._torch.symbols.traced_symbols import symbol_node
 from functionalize._torch.tensors import SYMBOLS, is_symbolic, storage_key
@@ -233,6 +233,13 @@ def tracked_node(tracer: Any, tensor: torch.Tensor) -> Node | None:
 def _node_of(entry: Any) -> Node:
     node: Node = entry.node if type(entry) is _NodeEntry else entry.proxy.node
     return node
+
+
+def data_hidden(tracer: Any, tensors: Sequence[torch.Tensor]) -> contextlib.AbstractContextManager[None]:
+    """Let neither a tracer, which may be None, nor a fake mode know the data of tensors that are constants."""
+    entries = [] if tracer is None else [tracer.tensor_tracker.get(tensor) for tensor in tensors]
+    fakes = [tensor for tensor in tensors if isinstance(tensor, FakeTensor)]
+    return without_constants([*fakes, *(entry for entry in entries if entry is not None)])
 
 
 def nodes_in_use(tracer: Any) -> set[Node]:

@@ -75,7 +75,8 @@ class _Call:
 
     def start(self, *args: Any) -> Any:
         """The result of the twin."""
-        return self.context.executor.call(_twin(self.row), *args)
+        with self.context.executor.communicating([*tensor_leaves(args, {})]):
+            return self.context.executor.call(_twin(self.row), *args)
 
     def value(self, handle: torch.Tensor) -> Value:
         """The value of a tensor, contiguous."""

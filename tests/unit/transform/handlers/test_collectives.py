@@ -84,6 +84,34 @@ def test_collectives_that_nothing_reads_stay_in_order() -> None:
     assert [one.kind for one in collectives(program.graph)] == ["barrier", "all_reduce", "broadcast"]
 
 
+def constant_reduced(x: Tensor) -> Tensor:
+    y = torch.tensor(3.0)
+    dist.all_reduce(y)
+    return x * y
+
+
+def constant_reduced_and_read(x: Tensor) -> Tensor:
+    y = torch.tensor(3.0)
+    dist.reduce(y, 0)
+    return x * y.item()
+
+
+def constant_reduced_functionally(x: Tensor) -> Tensor:
+    return x * functional.all_reduce(torch.tensor(3.0), "sum", dist.group.WORLD)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("func", [constant_reduced, constant_reduced_and_read, constant_reduced_functionally])
+def test_what_arrives_for_a_constant_is_no_constant(func: Callable[[Tensor], Tensor]) -> None:
+    before = sequence_number()
+    programs = capture(func, (torch.ones(2),)), make_fx(functionalize(func), tracing_mode="fake")(torch.ones(2))
+    assert sequence_number() == before
+    for program in programs:
+        (communication,) = collectives(program.graph)
+        assert communication.node.users
+        torch.testing.assert_close(program(torch.ones(2)), torch.full((2,), 3.0))
+    assert sequence_number() == before + 2
+
+
 def test_in_direct_use_a_collective_writes_to_the_program_s_own_tensors() -> None:
     x = torch.ones(2, 3)
     torch.testing.assert_close(functionalize(reduced)(x), reduced(x.clone()))
