@@ -13,13 +13,21 @@ import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from functionalize.cli.description import code_of, described
 from functionalize.cli.exporting import FORMATS, called, format_of, loaded, summary
 from functionalize.cli.onnx_options import OnnxOptions, with_onnx_options
+from functionalize.cli.ranks import (
+    captured_by_each,
+    disagreement,
+    issued_by,
+    values_on_all_ranks,
+    volume_lines,
+    volumes,
+)
 from functionalize.cli.shared import (
     Job,
     SpecType,
@@ -35,6 +43,9 @@ from functionalize.cli.shared import (
 from functionalize.cli.specs import Spec, SpecError
 from functionalize.cli.targets import TargetError
 from functionalize.codegen.columns import Kind, OpRow, ViewKind, as_literal
+
+if TYPE_CHECKING:
+    from functionalize.runtime.calls.program import CapturedProgram
 
 _HELP = """Turn PyTorch programs into programs without mutation, and inspect them.
 
@@ -119,6 +130,11 @@ def trace(job: Job) -> None:
     for write in data["mutations"]:
         say(job, f"writes {write['target']}: {write['op']} at {write['location']}")
     say(job, f"{counted(data['ops'], 'operator')}, {counted(len(data['mutations']), 'write')}")
+    if job.world is not None:
+        issued = issued_by(program)
+        for line in volume_lines(issued):
+            say(job, line)
+        data |= {"collectives": volumes(issued)}
     answer(job, {"target": job.target, **data, "code": code})
 
 
@@ -149,7 +165,8 @@ def verify(job: Job, runs: int, rtol: float | None, atol: float | None) -> None:
     """Capture TARGET, check that its graph writes nothing, and run it beside eager on random inputs.
 
     It compares outputs, inputs and state after the call, and which of them share memory. It varies dynamic sizes, and
-    tries both ends of their ranges.
+    tries both ends of their ranges. With --world it captures TARGET on each rank, and checks that all ranks issue their
+    collectives in one order, and that results equal eager's on all ranks.
 
     \b
     Example:
@@ -160,6 +177,9 @@ def verify(job: Job, runs: int, rtol: float | None, atol: float | None) -> None:
 
     program = job.capture()
     assert_functional(program.graph_module, job.remove)
+    if job.world is not None:
+        _verify_ranks(job, program)
+        return
     tries = [(f"run {run}", job.inputs(run, sizes=True)) for run in range(runs)]
     ends = [(f"with {said}", inputs) for said, inputs in at_ends(program, job.inputs())]
     found = []
@@ -173,6 +193,29 @@ def verify(job: Job, runs: int, rtol: float | None, atol: float | None) -> None:
     data = {"target": job.target, "functional": True, "equal": not found, "runs": runs, "differences": found}
     answer(job, data)
     if found:
+        click.get_current_context().exit(1)
+
+
+def _verify_ranks(job: Job, program: CapturedProgram) -> None:
+    """Whether the ranks of a world issue their collectives in one order, and compute what eager does."""
+    programs = captured_by_each(job)
+    waiting = disagreement([each.issued for each in programs])
+    said = ["ranks wait for one another for ever:", *waiting] if waiting else []
+    others = [rank for rank, each in enumerate(programs) if each.code != programs[0].code]
+    unknown = f"the graphs of ranks {', '.join(map(str, others))} differ from that of rank 0" if others else None
+    if not waiting and unknown is None:
+        try:
+            difference = values_on_all_ranks(job, program)
+            said += [difference] if difference else []
+        except NotImplementedError as error:
+            unknown = str(error)
+    for line in said:
+        say(job, line)
+    if not said:
+        say(job, f"all {job.world} ranks issue {counted(len(programs[0].issued), 'collective')}, in one order")
+        say(job, f"values were not compared: {unknown}" if unknown else "results equal eager's on all ranks")
+    answer(job, {"target": job.target, "functional": True, "equal": not said, "differences": said, "unknown": unknown})
+    if said:
         click.get_current_context().exit(1)
 
 

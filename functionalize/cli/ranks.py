@@ -1,0 +1,203 @@
+"""What the ranks of a world say to one another: the volume of one rank's program, and whether those of all ranks agree.
+
+In: captured programs of one rank each. Out: their collectives, and in words where ranks would wait for one another for
+ever. Guarantees: nothing is sent; each rank is captured in a process of its own, in a world that exists only there.
+Limits: sends and receives, which need not wait, are not a part of the order.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from functionalize.cli.shared import Job
+    from functionalize.runtime.calls.program import CapturedProgram
+
+_PEERS = ("send", "receive")
+_PRELOADED = ("functionalize.graph_capture.capture", "torch._dynamo", "torch.distributed.tensor")  # what captures import
+_AXES = {"default_pg": "all ranks"}
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+@dataclass(frozen=True)
+class Issued:
+    """A collective of one rank.
+
+    ``group``: the name of its group in the rank's process; ``axis``: of the mesh, or what else the group is called;
+    ``bytes``: None if unknown.
+    """
+
+    kind: str
+    group: str
+    axis: str
+    ranks: tuple[int, ...]
+    bytes: int | None
+    line: str
+
+    def __str__(self) -> str:
+        size = "" if self.bytes is None else f" of {_size(self.bytes)}"
+        return f"{self.kind}{size} over {self.axis} (ranks {_span(self.ranks)}) at {self.line}"
+
+
+@dataclass(frozen=True)
+class RankProgram:
+    """What one rank issues, and its graph as text without the names of process groups."""
+
+    issued: tuple[Issued, ...]
+    code: str
+
+
+def issued_by(program: CapturedProgram) -> list[Issued]:
+    """The collectives of a program, in order, while the world that it was captured in is there."""
+    import torch.distributed as dist
+    from torch.distributed.distributed_c10d import _resolve_process_group
+
+    from functionalize.verify import collectives, source_line
+
+    made = []
+    for entry in collectives(program.graph_module):
+        group = _resolve_process_group(entry.group)
+        axis, ranks = str(group.group_desc).removeprefix("mesh_"), tuple(dist.get_process_group_ranks(group))
+        line = source_line(entry.node) or "unknown"
+        made.append(Issued(entry.kind, entry.group, _AXES.get(axis, axis), ranks, entry.bytes, line))
+    return made
+
+
+def volumes(issued: Sequence[Issued]) -> list[dict[str, Any]]:
+    """By kind and axis: how many collectives, and how many bytes they move on this rank."""
+    count, size = Counter[tuple[str, str, int]](), Counter[tuple[str, str, int]]()
+    for entry in issued:
+        key = entry.kind, entry.axis, len(entry.ranks)
+        count[key] += 1
+        size[key] += entry.bytes or 0
+    return [
+        {
+            "kind": kind,
+            "axis": axis,
+            "ranks": ranks,
+            "count": count[kind, axis, ranks],
+            "bytes": size[kind, axis, ranks],
+        }
+        for kind, axis, ranks in count
+    ]
+
+
+def volume_lines(issued: Sequence[Issued]) -> Iterator[str]:
+    """The same, for people."""
+    for row in volumes(issued):
+        yield f"{row['count']} x {row['kind']} over {row['axis']} ({row['ranks']} ranks), {_size(row['bytes'])}"
+
+
+def captured_by_each(job: Job) -> list[RankProgram]:
+    """The programs of all ranks, by rank, each captured in a process of its own."""
+    assert job.world is not None
+    servers = "forkserver" in multiprocessing.get_all_start_methods()  # not on Windows
+    context = multiprocessing.get_context("forkserver" if servers else "spawn")
+    if servers:
+        context.set_forkserver_preload([__name__, *_PRELOADED])
+    workers = min(job.world, os.cpu_count() or 1)
+    with ProcessPoolExecutor(workers, mp_context=context, max_tasks_per_child=1) as pool:
+        return list(pool.map(_captured, [job.of_rank(rank) for rank in range(job.world)]))
+
+
+def _captured(job: Job) -> RankProgram:
+    with job.ranks():
+        program = job.capture()
+        code, issued = str(program.graph_module.code), tuple(issued_by(program))
+        for entry in issued:
+            code = code.replace(f"'{entry.group}'", f"'{entry.axis}'")
+        return RankProgram(issued, code)
+
+
+def disagreement(orders: Sequence[Sequence[Issued]]) -> list[str]:
+    """Where ranks would wait for ever: for each rank that waits, in what. Empty if all ranks reach their ends.
+
+    Every rank runs until it meets a collective, and goes on when all members of its group have met the same one.
+    """
+    places = [0] * len(orders)
+    order = [[entry for entry in issued if entry.kind not in _PEERS] for issued in orders]
+
+    def now(rank: int) -> Issued | None:
+        return order[rank][places[rank]] if places[rank] < len(order[rank]) else None
+
+    going_on = True
+    while going_on:
+        going_on = False
+        for rank in range(len(order)):
+            entry = now(rank)
+            if entry is not None and all(_meets(entry, now(other)) for other in entry.ranks):
+                for other in entry.ranks:
+                    places[other] += 1
+                going_on = True
+    if all(now(rank) is None for rank in range(len(order))):
+        return []
+    return [f"rank {rank}: {now(rank) or 'has ended'}" for rank in range(len(order))]
+
+
+def _meets(entry: Issued, other: Issued | None) -> bool:
+    return other is not None and (entry.kind, entry.ranks) == (other.kind, other.ranks)
+
+
+def values_on_all_ranks(job: Job, program: CapturedProgram) -> str | None:
+    """How the results of a graph differ from eager's where each rank has other inputs; None if they do not.
+
+    All ranks run in this process, one tensor operation after another, on tensors that hold the numbers of each rank.
+
+    Raises:
+        NotImplementedError: the program writes to state or arguments, whose values are one rank's.
+    """
+    import torch
+    from torch.distributed._local_tensor import LocalTensorMode
+
+    from functionalize._torch import pytree
+
+    assert job.world is not None
+    if program.mutations:
+        raise NotImplementedError("it writes to its state or its arguments")
+    inputs = [job.inputs(rank) for rank in range(job.world)]
+    leaves = [pytree.tree_leaves(each) for each in inputs]
+    first_args, first_kwargs = inputs[0]
+    taken = program.flat_inputs(*first_args, **first_kwargs)
+    with LocalTensorMode(job.world) as mode, torch.no_grad():
+        merged = [_by_rank(mode, column) for column in zip(*leaves, strict=True)]
+        args, kwargs = pytree.tree_unflatten(merged, pytree.tree_structure(inputs[0]))
+        wanted = pytree.tree_leaves(job.original(*args, **kwargs))
+        of_all = dict(zip(map(id, leaves[0]), merged, strict=True))
+        returned = program.graph_module(*(of_all.get(id(value), value) for value in taken))
+    for number, (want, got) in enumerate(zip(wanted, returned, strict=True)):
+        if isinstance(want, torch.Tensor):
+            for rank in range(job.world):
+                mine, theirs = _of_rank(got, rank), _of_rank(want, rank)
+                if mine.shape != theirs.shape or not torch.allclose(mine, theirs, equal_nan=True):
+                    return f"result {number} differs on rank {rank}"
+    return None
+
+
+def _by_rank(mode: Any, column: Sequence[Any]) -> Any:
+    return mode.rank_map(column.__getitem__) if hasattr(column[0], "dtype") else column[0]
+
+
+def _of_rank(value: Any, rank: int) -> Any:
+    held = getattr(value, "_local_tensors", None)
+    return value if held is None else held[rank]
+
+
+def _size(count: int) -> str:
+    value, unit = float(count), 0
+    while value >= 1024 and unit < len(_UNITS) - 1:
+        value, unit = value / 1024, unit + 1
+    return f"{value:.4g} {_UNITS[unit]}"
+
+
+def _span(ranks: Sequence[int]) -> str:
+    """``0 to 7``, or ``0, 8, 16``."""
+    if len(ranks) > 2 and ranks == tuple(range(ranks[0], ranks[-1] + 1)):
+        return f"{ranks[0]} to {ranks[-1]}"
+    shown = ", ".join(map(str, ranks[:4]))
+    return shown if len(ranks) <= 4 else f"{shown}, ... {len(ranks)} in all"
