@@ -20,7 +20,11 @@ if TYPE_CHECKING:
     from functionalize.runtime.calls.program import CapturedProgram
 
 _PEERS = ("send", "receive")
-_PRELOADED = ("functionalize.graph_capture.capture", "torch._dynamo", "torch.distributed.tensor")  # what captures import
+_PRELOADED = (
+    "functionalize.graph_capture.capture",
+    "torch._dynamo",
+    "torch.distributed.tensor",
+)  # what captures import
 _AXES = {"default_pg": "all ranks"}
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 

@@ -23,6 +23,7 @@ from functionalize.graph_capture.finish.finalize import GraphFinalizer
 from functionalize.graph_capture.finish.objects import ObjectGraph
 from functionalize.graph_capture.inputs.inputs import TracedInput, WrapperInput
 from functionalize.graph_capture.inputs.watched_state import WatchedState
+from functionalize.graph_capture.parallel_modules import ParallelModules
 from functionalize.graph_capture.refusals.arrays import refuse_shared
 from functionalize.graph_capture.refusals.storages import refuse_resized
 from functionalize.graph_capture.refusals.torch_errors import explained, replayed
@@ -65,6 +66,7 @@ class RecordingSession:
         self._remove_views, self._symbolic, self.order = remove_views, symbolic, order
         self.decider: Decider | None = None
         self.states: Sequence[WatchedState] = ()  # objects that the program reaches, and may change
+        self.parallel = ParallelModules(())
         self.modes_left = dict[str, Any]()  # modes of torch that the program left changed
 
         def observe(node: Node) -> Node | None:  # not the session: fake tensors hold the recorder, and it holds them
@@ -137,8 +139,9 @@ class RecordingSession:
         mode.context.takes_subclasses = False
         self.regions.again = partial(as_program, mode.context, symbolic=self._symbolic)
         finalizer = GraphFinalizer(mode.context, tracer, inputs, current_origin, self.factory.like, self.decider)
+        states = [state.walk for state in self.states]
         joint = JointTracer(
-            mode, tracer, self.fake_mode, self.regions, self.order, [state.walk for state in self.states]
+            mode, tracer, self.fake_mode, self.regions, self.order, states, self.parallel.refuse_backward
         )
         joint.begin(inputs)
         follow(mode.context)

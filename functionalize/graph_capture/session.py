@@ -35,6 +35,7 @@ from functionalize.graph_capture.inputs.tensor_attributes import TensorAttribute
 from functionalize.graph_capture.inputs.view_inputs import view_of, with_roots
 from functionalize.graph_capture.inputs.watched_state import WatchedState
 from functionalize.graph_capture.inputs.wrappers import refuse_changed, refuse_symbolic, wrap_fakes
+from functionalize.graph_capture.parallel_modules import ParallelModules
 from functionalize.graph_capture.recording import RecordingSession
 from functionalize.graph_capture.refusals.changed_code import code_put_back
 from functionalize.graph_capture.refusals.iterators import iterators_kept
@@ -99,6 +100,7 @@ class CaptureSession(RecordingSession):
 
             return with_symbols(fake_mode, tensor, f"input{id(tensor)}", list(dims.get(id(tensor), ())))
 
+        self.parallel = ParallelModules(inputs.state.seen)
         self.states = WatchedState(inputs.state), WatchedState(inputs.arguments)
         self._steps = ScheduleSteps(self.states[0], inputs.schedules)
         self._fakes = fakes_of(tensors, self.factory, dims.keys(), with_symbols)
@@ -243,6 +245,7 @@ class CaptureSession(RecordingSession):
             types=types,
             draws=self._unread,
             hashed=Hashed(),
+            parallel=self.parallel,
         )
         with (
             self.active(),
@@ -293,6 +296,7 @@ class CaptureSession(RecordingSession):
             self._numbers.place()
             self.states[0].begin()
         inputs = self._inputs
+        self.parallel.begin(self._fakes)
         steps, code = self._steps.noted(), code_put_back(inputs.python_guards)
         try:
             with steps, code, iterators_kept(inputs.state, inputs.arguments):

@@ -141,6 +141,14 @@ class Noting(torch.autograd.Function):
 capture(lambda x: Noting.apply(x), (torch.ones(2, requires_grad=True),), gradients="now")
 """,
 )
+REDUCED_OUTSIDE = Refusal(
+    UnsupportedProgramError,
+    what="gradients are taken of a program that runs a module of DistributedDataParallel",
+    why="the module averages gradients over ranks while autograd accumulates them, and a backward outside of the "
+    "program would not",
+    hint="capture the whole training step, with its `backward()`; or run the program under torch.no_grad()",
+    no_example="torch.distributed has to be initialized",
+)
 BACKWARD_ACTS = Refusal(
     UnsupportedMutationError,
     what="{op} in a backward: it returns nothing, so it is called for its side effects",

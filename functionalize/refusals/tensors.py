@@ -108,11 +108,11 @@ LAZY_PARAMETER = Refusal(
     hint="run the module once before it is captured",
     example="capture(torch.nn.LazyLinear(3), (torch.ones(2),))",
 )
-DATA_PARALLEL_MODULE = Refusal(
+DATA_PARALLEL_OPTION = Refusal(
     UnsupportedProgramError,
-    what="{module} is a {kind}",
-    why="it sums gradients over processes in backward hooks, which a graph does not have",
-    hint=_UNWRAP,
+    what="a module of DistributedDataParallel is captured with {option}",
+    why="its reducer keeps other records with this option, which a captured program does not update",
+    hint="wrap the module without this option",
     no_example=_PROCESSES,
 )
 SHARDED_MODULE = Refusal(

@@ -134,11 +134,13 @@ class JointTracer:
         regions: CheckpointRegions,
         order: int,
         states: Sequence[StateWalk],
+        refuse_backward: Callable[[], None],
     ) -> None:
         """``order``: how often the program is differentiated, 0 for its forward alone.
 
-        ``states``: the objects that the program reaches.
+        ``states``: the objects that the program reaches; ``refuse_backward``: raises if it can have no gradients.
         """
+        self._refuse_backward = refuse_backward
         self._mode, self._tracer, self._fake_mode, self.regions = mode, tracer, fake_mode, regions
         self.order, self._states = order, states
         self._grad_fns: dict[int, Any] = {}
@@ -337,6 +339,7 @@ class JointTracer:
         with FunctionalizeFunctionMode(context), self._mode, requiring(level.sources), without_autocast():
             gradients: Sequence[Any] = [None] * len(level.sources)
             if targets and level.sources:
+                self._refuse_backward()
                 mode = self._fake_mode
                 with mode.sizes_count_at_the_end() if isinstance(mode, CaptureFakeMode) else contextlib.nullcontext():
                     gradients = torch.autograd.grad(

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from functionalize.graph_capture.inputs.tensor_attributes import TensorAttributes
+from functionalize.graph_capture.parallel_modules import ParallelModules
 from functionalize.graph_capture.refusals.refused_calls import rows_for_objects, rows_for_streams
 from functionalize.graph_capture.refusals.started_threads import rows_for_threads
 from functionalize.graph_capture.trace.numbers.number_methods import Hashed, rows_for_methods
@@ -35,12 +36,14 @@ class RunPatches:
     types: TypeChecks
     draws: UnreadDraws
     hashed: Hashed
+    parallel: ParallelModules
 
     def rows(self) -> Iterator[Patch]:
         """The rows that are installed before the program runs."""
         yield from rows_for_threads()
         yield from rows_for_streams()
         yield from rows_for_objects()
+        yield from self.parallel.rows()
         yield from self.draws.rows()
         yield from self.attributes.rows()
         yield from self.types.rows()

@@ -1,0 +1,76 @@
+"""Modules that communicate while autograd runs: their own reducers run in a capture, on its fake tensors.
+
+In: the modules of a program's state. Out: replacements for attributes of the modules while the program runs.
+Guarantees: collectives have the order and the sizes of eager's. Limits: DistributedDataParallel.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from functionalize._torch.parallel import (
+    SilentLogger,
+    buckets_of,
+    is_data_parallel,
+    traced_reducer,
+    unasked_versions,
+    unsupported_option,
+)
+from functionalize.patches import Patch
+from functionalize.refusals.gradients import REDUCED_OUTSIDE
+from functionalize.refusals.tensors import DATA_PARALLEL_OPTION
+
+_LOGGER = SilentLogger()
+
+
+class ParallelModules:
+    """The modules of one capture."""
+
+    def __init__(self, objects: Iterable[Any]) -> None:
+        """``objects``: those of the program's state, while they have their own parameters."""
+        in_use = torch.distributed.is_available() and torch.distributed.is_initialized()
+        self._modules = [value for value in objects if is_data_parallel(value)] if in_use else []
+        for module in self._modules:
+            option = unsupported_option(module)
+            if option is not None:
+                raise DATA_PARALLEL_OPTION.error(option=option)
+        self._buckets = {id(module): buckets_of(module) for module in self._modules}
+        self._reducers: dict[int, Any] = {}
+
+    def begin(self, fakes: Mapping[int, Any]) -> None:
+        """Make reducers of the fake tensors that have replaced the parameters."""
+        for module in self._modules:
+            buckets = [[fakes[id(parameter)] for parameter in bucket] for bucket in self._buckets[id(module)]]
+            self._reducers[id(module)] = traced_reducer(module, buckets)
+
+    def refuse_backward(self) -> None:
+        """Raise where autograd runs a backward after the program, in which a module's own reducer would take part.
+
+        Raises:
+            UnsupportedProgramError: the program ran such a module with gradients on.
+        """
+        if any(reducer.expects_backward for reducer in self._reducers.values()):
+            raise REDUCED_OUTSIDE.error()
+
+    def rows(self) -> Iterator[Patch]:
+        """Have the modules find the reducers."""
+        if not self._modules:
+            return
+        thread = threading.get_ident()
+
+        def traced(name: str, values: Mapping[int, Any]) -> property:
+            def get(module: Any) -> Any:
+                own = module.__dict__[name]
+                return values.get(id(module), own) if threading.get_ident() == thread else own
+
+            return property(get)
+
+        loggers = {id(module): _LOGGER for module in self._modules}
+        cls = torch.nn.parallel.DistributedDataParallel
+        yield Patch.by(traced("reducer", self._reducers), cls, "reducer", shared=True)
+        yield Patch.by(traced("logger", loggers), cls, "logger", shared=True)
+        yield Patch(torch.autograd, "_unsafe_preserve_version_counter", unasked_versions)
