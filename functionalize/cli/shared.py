@@ -129,7 +129,7 @@ class Job:
             if self.rank is not None:
                 raise TargetError("--rank names one of several ranks: say how many with --world")
             return contextlib.nullcontext()
-        from functionalize._torch.worlds import fake_world
+        from functionalize._torch.distributed.worlds import fake_world
 
         rank = self.rank or 0
         if rank >= self.world:

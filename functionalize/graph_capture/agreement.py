@@ -13,7 +13,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.fx import Graph, Node
 
-from functionalize._torch.collectives import Meeting, is_alone, ranks_of
+from functionalize._torch.distributed.collectives import Meeting, is_alone, ranks_of
 from functionalize.errors import in_words
 from functionalize.ops.calls import argument, declared
 from functionalize.ops.collectives import collective, starts

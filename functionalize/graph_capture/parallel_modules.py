@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from functionalize._torch.parallel import (
+from functionalize._torch.distributed.parallel import (
     SilentLogger,
     buckets_of,
     is_data_parallel,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-OWN = "functionalize"  # the namespace of the functional operators that torch lacks, see `_torch/collectives.py`
+OWN = "functionalize"  # of the functional operators that torch lacks, see `_torch/distributed/collectives.py`
 NAMESPACES = frozenset(
     {"c10d", "_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "symm_mem", "fsdp", "_dtensor", OWN}
 )

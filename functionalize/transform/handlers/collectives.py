@@ -20,7 +20,7 @@ import torch
 from torch.fx import has_side_effect
 
 from functionalize._torch import below_autograd, below_mode
-from functionalize._torch.collectives import boxed, group_of, reduction_name, register_shapes, work_class
+from functionalize._torch.distributed.collectives import boxed, group_of, reduction_name, register_shapes, work_class
 from functionalize.aliasing.geometry import same
 from functionalize.aliasing.tensor_queries import is_contiguous, tensor_leaves
 from functionalize.ops.collectives import Collective, collective

@@ -12,7 +12,7 @@ import pytest
 import torch.distributed as dist
 from click.testing import CliRunner, Result
 
-from functionalize._torch.worlds import fake_world
+from functionalize._torch.distributed.worlds import fake_world
 from functionalize.cli.app import commands
 from functionalize.cli.ranks import Issued, disagreement
 

@@ -16,7 +16,7 @@ def operators() -> set[str]:
     import torch.distributed.fsdp
     import torch.distributed.tensor
 
-    import functionalize._torch.collectives  # noqa: F401  # defines our own
+    import functionalize._torch.distributed.collectives  # noqa: F401  # defines our own
 
     names = {name.partition(".")[0] for name in torch._C._dispatch_get_all_op_names()}
     return {name for name in names if name.partition("::")[0] in NAMESPACES}

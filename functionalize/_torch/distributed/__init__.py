@@ -1,0 +1,1 @@
+"""Doors to private symbols of torch.distributed."""
