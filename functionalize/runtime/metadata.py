@@ -331,7 +331,7 @@ class GraphTraits:
     differentiates: bool = False  # whether it contains gradients that the program computes itself
     lays_out_ones: bool = False  # whether dimensions of size 1 are known to have the strides of eager
     acts: bool = False  # whether it has effects beside its results, so that it must run once for each call
-    communicates: bool = False  # whether these are collectives
+    communicates: bool = False  # whether it acts on other processes, see `runtime/communication.py`
 
     @property
     def of_forward(self) -> tuple[Decision, ...]:

@@ -83,8 +83,9 @@ class Ranks:
             pipe.send((program, system))
         until = time.monotonic() + seconds
         results = [_received(pipe, until) for pipe in self._pipes]
-        if len({result.captured for result in results if result.verdict == "right"}) > 1:
-            results = [replace(result, verdict="wrong", message="captures differ") for result in results]
+        if {result.verdict for result in results} == {"right", "refused"} or len({r.captured for r in results}) > 1:
+            texts = "; ".join(f"{r.verdict}, captured with {r.captured}: {r.message}" for r in results)
+            results = [replace(result, verdict="wrong", message=f"the ranks differ: {texts}") for result in results]
         if any(result.verdict not in ("right", "refused") for result in results):
             self.end()
         return results
@@ -165,13 +166,14 @@ def _differences(eager: Program, other: Program, captured: Callable[..., Any]) -
 def _call(program: Program, function: Callable[..., Any], call: int) -> Any:
     """What a call returns, its arguments and the state afterwards, and how often each group has communicated."""
     args, before = program.arguments(call), _sequence_numbers()
+    torch.manual_seed(call)
     try:
         returned = function(*args)
     except Exception as error:
         if in_words(error):
             raise
         returned = type(error).__name__, str(error)
-    return returned, args, _state(program.function), _moved(before)
+    return returned, args, torch.get_rng_state(), _state(program.function), _moved(before)
 
 
 def _state(function: Any) -> Any:

@@ -41,6 +41,15 @@ def boxed(work: Any) -> Any:
     return dist.Work.boxed(work)
 
 
+def completed(tensors: Sequence[torch.Tensor]) -> Any:
+    """A work that has nothing to wait for, as operators of ``c10d`` return it."""
+    from torch._C._distributed_c10d import _create_work_from_future  # as torch's own reducer does
+
+    future = torch.futures.Future[Any]()
+    future.set_result([*tensors])
+    return boxed(_create_work_from_future(future))
+
+
 @functools.cache
 def work_class() -> type:
     """The class of works that run a function where the program waits for them; made late, as torch may lack c10d."""

@@ -162,7 +162,7 @@ class GraphFinalizer:
             symbols=symbols,
             decisions=decisions,
         )
-        if metadata.graph.acts and decisions.all:
+        if (metadata.graph.acts or metadata.graph.communicates) and decisions.all:
             self._refuse_acting(metadata, all_ops=traced is not None)
         ended = self._recorded(metadata, traced(metadata) if callable(traced) else traced)
         return replace(ended, refused=joint.refused if isinstance(ended.joint, JointGraph) else {})
@@ -425,7 +425,7 @@ class GraphFinalizer:
             sparse=sparse,
             differentiates=HOOKS in self.context.notes.asked,
             lays_out_ones=all(isinstance(mode, CaptureFakeMode) for mode in modes),
-            acts=any(tables.acts(op) or communicates(op) for op in ops),
+            acts=any(map(tables.acts, ops)),
             communicates=any(map(communicates, ops)),
         )
 

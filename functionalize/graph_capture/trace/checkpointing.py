@@ -27,6 +27,7 @@ from functionalize._torch.dispatch import kernels_alone
 from functionalize._torch.symbols.sizes import unbacked
 from functionalize._torch.symbols.tracing import is_erased
 from functionalize._torch.tensors import SYMBOLS
+from functionalize.ops.collectives import starts
 from functionalize.refusals.random_numbers import DRAWN_DIFFERENTLY_AGAIN, DRAWN_IN_UNSAVED_REGION
 from functionalize.runtime.random_state import is_random, source_of
 
@@ -265,6 +266,7 @@ def copied(
             copy.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
             if node.all_input_nodes:  # without inputs, nodes are equal in all regions, and merged
                 copy.meta["ac_graph_id"] = region
-        copy.meta["partitioner_tag"] = f"must_be_in_{phase}" if is_random(node) and region is None else f"is_{phase}"
+        stays = starts(node.target) or (is_random(node) and region is None)
+        copy.meta["partitioner_tag"] = f"must_be_in_{phase}" if stays else f"is_{phase}"
     new.output(tuple(made[node] if isinstance(node, Node) else node for node in outputs))
     return new

@@ -10,7 +10,10 @@ of the graph. Limits: example inputs without data have no values.
 from __future__ import annotations
 
 import contextlib
+import itertools
+import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -21,10 +24,12 @@ from torch.fx.node import map_arg
 from functionalize._torch import FakeTensor
 from functionalize._torch.dispatch import identity_of, kernels_alone
 from functionalize._torch.symbols.tracing import nodes_in_use
+from functionalize.errors import UnsupportedProgramError
 from functionalize.graph_capture.agreement import agree_to_communicate
 from functionalize.ops import tables
 from functionalize.ops.collectives import communicates, starts
 from functionalize.refusals.values import ACTS_BESIDE_BRANCH, COLLECTIVE_BESIDE_BRANCH
+from functionalize.runtime.calls.stages import RunAsWritten
 from functionalize.runtime.communication import current_log, once
 from functionalize.runtime.graphs.view_reads import reads_views, uncopied
 from functionalize.runtime.random_state import RandomState, fresh_generator, generator_of, source_of
@@ -71,27 +76,52 @@ class ExampleData:
         self._searched: Node | None = None  # the last node that was searched
         self._states = dict[int, torch.Tensor]()  # of generators, after the draws so far
         self._many = _FEW
+        self._failed: Exception | None = None  # why no collective may start any more
 
     def value(self, node: Node) -> Any:
         """The value of a node.
 
         Raises:
             NoDataError: it depends on inputs without data.
+            RunAsWritten: what eager runs before a collective raises, in a call: its handlers decide what follows.
         """
         if node not in self._values:
             needed = sorted(self._needed([node]))
             refuse_acting(needed, "the value that it branches on depends on this operator")
             with kernels_alone(), self._drawing([dependency for dependency in needed if dependency in self._sources]):
-                for dependency in needed:
-                    self._values[dependency] = self._computed(dependency)
-                    self._done.add(dependency)
+                self._compute(needed)
         value = self._values[node]
         if len(self._values) > self._many:
             self._drop()
         return value
 
+    def _compute(self, nodes: Sequence[Node]) -> None:
+        """Compute nodes, in their order."""
+        collectives = [node for node in nodes if node in self._communications]
+        if collectives and self._failed is not None:
+            raise self._failed
+        for node in nodes:
+            try:
+                self._values[node] = self._computed(node)
+            except (NoDataError, UnsupportedProgramError):
+                raise
+            except Exception as error:
+                if not any(node < collective for collective in collectives):
+                    raise
+                self._failed = self._failure(collectives[-1], error)
+                raise self._failed from error
+            self._done.add(node)
+
+    def _failure(self, collective: Node, error: Exception) -> Exception:
+        """What to raise instead of a collective that eager may not reach: an operator before it raises."""
+        log = current_log()
+        if log is not None and log.capture is None:
+            return RunAsWritten()
+        name = collective.target.name()  # type: ignore[union-attr]
+        return COLLECTIVE_BESIDE_BRANCH.error(op=name, reason=f"before it, an operator fails for the examples: {error}")
+
     def _needed(self, wanted: Iterable[Node]) -> set[Node]:
-        """The nodes to compute; if one draws random numbers or communicates, also all that do so before it."""
+        """The nodes to compute: a draw needs all draws before it; a collective needs all before it, which may raise."""
         self._find_ordered()
         needed, waiting = set[Node](), list(wanted)
         while waiting:
@@ -100,9 +130,11 @@ class ExampleData:
                 continue
             needed.add(node)
             waiting += node.all_input_nodes
-            for ordered in (self._sources, self._communications):
-                if node in ordered:
-                    waiting += [earlier for earlier in ordered if earlier < node]
+            if node in self._sources:
+                waiting += [earlier for earlier in self._sources if earlier < node]
+            if node in self._communications:
+                before = itertools.takewhile(partial(operator.is_not, node), self._tracer.graph.nodes)
+                waiting += [earlier for earlier in before if earlier.op == "call_function"]
         return needed
 
     def _find_ordered(self) -> None:

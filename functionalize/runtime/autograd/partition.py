@@ -1,7 +1,7 @@
 """Splits a joint graph into a forward graph and a backward graph, by a partition function of torch's.
 
-Invariant: both are free of mutation, and of views if the joint graph is. Limits: partition functions must have
-AOTAutograd's calling convention.
+Invariant: both are free of mutation, and of views if the joint graph is; each collective stands in one half, in the
+order of the joint graph. Limits: partition functions must have AOTAutograd's calling convention.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from torch.fx.node import map_arg
 from functionalize._torch import OpOverload, pytree
 from functionalize._torch.autograd import default_partition_fn, module_without_code, partitioning
 from functionalize.ops import tables
+from functionalize.ops.collectives import starts
 from functionalize.ops.variants import view_of
 from functionalize.reachability import nodes_behind
+from functionalize.refusals.values import RUNS_ONCE
 from functionalize.runtime.autograd.joint import ForwardCall, JointGraph
 from functionalize.runtime.random_state import is_random
 
@@ -36,7 +38,7 @@ def partition(joint: JointGraph, partition_fn: PartitionFn | None, compile_fn: C
     copies = _views_for_copies(joint.module.graph)
     calls = [(node, node.args, node.kwargs) for node in joint.module.graph.nodes if tables.acts(node.target)]
     kept = _keep_for_halves(joint.module.graph, own, [node for node, _, _ in calls])
-    sequence = [node.name for node in joint.module.graph.nodes if is_random(node)]
+    sequence = [node.name for node in joint.module.graph.nodes if _is_ordered(node)]
     with partitioning(joint.module):
         cut = partition_fn or default_partition_fn()
         forward, backward = cut(joint.module, (), num_fwd_outputs=own + kept.forward)
@@ -44,7 +46,9 @@ def partition(joint: JointGraph, partition_fn: PartitionFn | None, compile_fn: C
     _put_calls(forward.graph, calls)
     forward.graph.output_node().args = ((*results[:own], *results[own + kept.forward :]),)
     _save_bases(forward, backward, copies, own)
-    _draw_in_order(backward.graph, sequence)
+    _start_once(forward.graph, backward.graph)
+    _put_in_order(forward.graph, sequence)
+    _put_in_order(backward.graph, sequence)
     names = {f"primals_{number}": name for number, name in zip(joint.numbers, joint.names, strict=True)}
     outputs, ends = _outputs(forward), _outputs(backward)[kept.backward :]
     gradients, written = ends[: len(ends) - len(joint.tangents)], ends[len(ends) - len(joint.tangents) :]
@@ -104,15 +108,15 @@ class _Kept:
 def _keep_for_halves(graph: Graph, own: int, calls: Sequence[Node]) -> _Kept:
     """Add outputs for nodes that partition functions would drop, as these keep only what results need.
 
-    These are unread random numbers, without which later draws would give other numbers, and arguments of ``calls``
-    with effects, which are removed from the graph.
+    These are unread random numbers, without which later draws would give other numbers, unread collectives, for which
+    other processes wait, and arguments of ``calls`` with effects, which are removed from the graph.
     """
     ends = _outputs_of(graph)
     read = nodes_behind(ends)
-    drawn = [node for node in graph.nodes if node not in read and is_random(node)]
-    later = [node for node in drawn if node.meta.get("partitioner_tag") == "must_be_in_backward"]
+    unread = [node for node in graph.nodes if node not in read and _is_ordered(node)]
+    later = [node for node in unread if node.meta.get("partitioner_tag") == "must_be_in_backward"]
     arguments = [argument for call in calls for argument in call.all_input_nodes]
-    sooner = list(dict.fromkeys([*(node for node in drawn if node not in later), *arguments]))
+    sooner = list(dict.fromkeys([*(node for node in unread if node not in later), *arguments]))
     for call in calls:
         graph.erase_node(call)
     graph.output_node().args = ((*ends[:own], *sooner, *later, *ends[own:]),)
@@ -128,17 +132,37 @@ def _put_calls(graph: Graph, calls: Sequence[tuple[Node, Any, Any]]) -> None:
             graph.call_function(call.target, *arguments).meta.update(call.meta)  # type: ignore[arg-type]
 
 
-def _draw_in_order(graph: Graph, names: Sequence[str]) -> None:
-    """Have a backward draw in the order of ``names``: partition functions order nodes by their first use."""
+def _is_ordered(node: Node) -> bool:
+    """Whether a node draws random numbers or starts a collective, so that it keeps its place among others."""
+    return is_random(node) or starts(node.target)
+
+
+def _start_once(forward: Graph, backward: Graph) -> None:
+    """Remove collectives from a backward that its forward has: extraction keeps them in both, if they need no inputs.
+
+    Raises:
+        UnsupportedProgramError: the backward reads one, so it would run again.
+    """
+    own = {node.name for node in forward.nodes if starts(node.target)}
+    for node in reversed([node for node in backward.nodes if node.op == "call_function" and node.name in own]):
+        waits = [user for user in node.users if user.op == "call_function" and not user.users]
+        if len(waits) < len(node.users):
+            raise RUNS_ONCE.error(reason=f"the partition function has the backward compute {node.target} again")
+        for unread in (*waits, node):
+            backward.erase_node(unread)
+
+
+def _put_in_order(graph: Graph, names: Sequence[str]) -> None:
+    """Have a half draw and communicate in the order of ``names``: partition functions order by first use."""
     places = {name: place for place, name in enumerate(names)}
-    drawn = [node for node in graph.nodes if node.op == "call_function" and node.name in places]
-    wanted = sorted(drawn, key=lambda node: places[node.name])
-    if drawn == wanted:
+    ordered = [node for node in graph.nodes if node.op == "call_function" and node.name in places]
+    wanted = sorted(ordered, key=lambda node: places[node.name])
+    if ordered == wanted:
         return
     moved = dict[Node, None]()
-    for draw in wanted:
-        behind = nodes_behind([draw])
-        moved.update(dict.fromkeys(node for node in graph.nodes if node in behind and node.op != "placeholder"))
+    for node in wanted:
+        behind = nodes_behind([node])
+        moved.update(dict.fromkeys(other for other in graph.nodes if other in behind and other.op != "placeholder"))
     for node in reversed(moved):
         first = next(other for other in graph.nodes if other.op != "placeholder")
         if first is not node:

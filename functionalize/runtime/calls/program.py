@@ -32,15 +32,15 @@ from functionalize.refusals.calls import (
     NUMBERS_VARY,
     PROGRAM_COPIED,
 )
-from functionalize.refusals.values import RUNS_ONCE
 from functionalize.runtime.arguments import CallArguments
 from functionalize.runtime.autograd.joint import JointGraph
 from functionalize.runtime.autograd.partition import PartitionFn
 from functionalize.runtime.calls.selection import Specializations
 from functionalize.runtime.calls.specialization import Capture, Chosen, Recapture, Recorded, Specialization
+from functionalize.runtime.calls.stages import RunAsWritten
 from functionalize.runtime.calls.variants import Variant
 from functionalize.runtime.capturing import CAPTURES, CAPTURING
-from functionalize.runtime.communication import CallLog, current_log, logging_to
+from functionalize.runtime.communication import CallLog, current_log, logging_to, run_as_written
 from functionalize.runtime.decisions import Answers, Decision, Diverged
 from functionalize.runtime.exports import Exports
 from functionalize.runtime.graphs.graph_forms import with_copies
@@ -301,17 +301,10 @@ class CapturedProgram(Exports):
 
     def _as_it_is(self, arguments: CallArguments, reason: Exception) -> Any:
         """Run the original, which could not be captured for a call: it mostly raises, with eager's message."""
-        returned = self._original(arguments, "it could not be captured for these arguments")
-        warnings.warn(FAKES_NOT_ACCEPTED.error(reason=reason), stacklevel=4)
+        returned = run_as_written(self.original, arguments.args, arguments.kwargs)
+        if not isinstance(reason, RunAsWritten):
+            warnings.warn(FAKES_NOT_ACCEPTED.error(reason=reason), stacklevel=4)
         return returned
-
-    def _original(self, arguments: CallArguments, reason: str) -> Any:
-        """The original's result, in a call that has communicated nothing."""
-        log = current_log()
-        if log is not None and log.started:
-            raise RUNS_ONCE.error(reason=reason)
-        with logging_to(None):  # it may call programs, each of which has a log of its own
-            return self.original(*arguments.args, **arguments.kwargs)
 
     def _run_another(self, chosen: Specialization, answers: Answers, arguments: CallArguments) -> Any:
         """The result of a call that takes another branch than the captured programs."""
@@ -326,7 +319,7 @@ class CapturedProgram(Exports):
                     break
                 another = specializations.another(agreeing, call_kind, answers_by_kind[call_kind], arguments)
             if another is None:  # the program itself raises on this branch, perhaps after writes
-                return self._original(arguments, "it raises on the branch that it takes")
+                return run_as_written(self.original, arguments.args, arguments.kwargs)
             chosen, call_kind = another.specialization, another.specialization.kind
             try:
                 return chosen.run(another.inputs, arguments)
@@ -338,7 +331,7 @@ class CapturedProgram(Exports):
     def _as_written(self, arguments: CallArguments) -> Any:
         """The original's result: the program passes data-dependent floats to code that takes only Python numbers."""
         warnings.warn(NUMBERS_VARY.error(bound=self._specializations.cache_size), stacklevel=5)
-        return self._original(arguments, "it needs data-dependent floats as Python numbers")
+        return run_as_written(self.original, arguments.args, arguments.kwargs)
 
     @property
     def current(self) -> Specialization:

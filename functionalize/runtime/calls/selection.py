@@ -27,6 +27,7 @@ from functionalize.refusals.values import OTHER_BRANCH_AGAIN, TOO_MANY_VARIANTS
 from functionalize.runtime.arguments import CallArguments
 from functionalize.runtime.autograd.partition import PartitionFn
 from functionalize.runtime.calls.specialization import Capture, Chosen, Recapture, Specialization
+from functionalize.runtime.calls.stages import RunAsWritten
 from functionalize.runtime.decisions import Answers, agree
 
 
@@ -130,7 +131,7 @@ class Specializations:
     ) -> Chosen | None:
         """``agreeing``, with its backward if the call needs it, or a new variant.
 
-        None if the capture on these branches raises an error of the program's own.
+        None if the capture on these branches raises an error of the program's own, or runs into an operator's error.
         """
         try:
             if agreeing is None:
@@ -140,7 +141,7 @@ class Specializations:
             else:
                 chosen = agreeing
         except Exception as error:
-            if not raised_by_program(error):
+            if not (raised_by_program(error) or isinstance(error, RunAsWritten)):
                 raise
             return None
         self.use(chosen.specialization)  # before another thread looks for it

@@ -44,6 +44,7 @@ from functionalize.runtime.calls.stages import (
     composed,
 )
 from functionalize.runtime.capturing import CAPTURING
+from functionalize.runtime.communication import run_as_written
 from functionalize.runtime.decisions import Answers, Decision, agree
 from functionalize.runtime.graphs.graph_forms import executable, made_executable, reinplace
 from functionalize.runtime.guards.guard import FastCode, Passes
@@ -158,7 +159,7 @@ class Specialization:
     @functools.cached_property
     def may_repeat(self) -> bool:
         """Whether a call may start again after it has communicated."""
-        return bool(self.decisions) and self.metadata.graph.communicates
+        return self.metadata.graph.communicates and bool(self.decisions or self.capture.catches)
 
     @property
     def decisions(self) -> tuple[Decision, ...]:
@@ -243,7 +244,7 @@ class Specialization:
         except RunAsWritten:
             computed = None
         if computed is None:  # outside of the handler, so that an error of the program has no context
-            return self.capture.original(*arguments.args, **arguments.kwargs)
+            return run_as_written(self.capture.original, arguments.args, arguments.kwargs)
         leaves = self._finish(inputs, [self.capture.state, arguments], computed)
         for draw in self.capture.unread:
             draw()

@@ -20,6 +20,7 @@ from functionalize import (
     capture,
     functionalize,
 )
+from functionalize.runtime.communication import CallLog, logging_to, once, run_as_written
 from functionalize.verify import assert_functional, collectives
 
 
@@ -285,6 +286,69 @@ def test_a_second_derivative_of_a_program_that_communicates_is_refused() -> None
     with pytest.raises(RuntimeError, match="communicated already"):
         torch.autograd.grad(gradient.sum(), x)
     assert sequence_number() == before + 2
+
+
+def collectives_that_write(x: Tensor) -> Any:
+    parts = [torch.zeros(2), torch.zeros(2)]
+    dist.all_gather(parts[:1], x[:2] * 3)
+    dist.reduce_scatter(parts[1], [x[2:]])
+    return parts
+
+
+def caught_after_collectives(x: Tensor) -> Any:
+    total = functional.all_reduce(x, "sum", dist.group.WORLD)  # type: ignore[arg-type]
+    parts, later = collectives_that_write(x), x.clone()
+    work = dist.all_reduce(later, async_op=True)
+    x.add_(1)
+    try:
+        root = torch.linalg.cholesky(torch.eye(2) * total[0])
+    except torch.linalg.LinAlgError:
+        root = torch.zeros(2, 2)
+    work.wait()  # type: ignore[union-attr]
+    dist.barrier()
+    return total, parts, later, root, torch.rand(2)
+
+
+def raises_after_collectives(x: Tensor) -> Any:
+    total = functional.all_reduce(x, "sum", dist.group.WORLD)  # type: ignore[arg-type]
+    collectives_that_write(x)
+    if total[0] < 0:
+        raise ValueError("the sum is negative")
+    return total + 1
+
+
+def test_where_an_operator_raises_the_program_runs_with_what_the_call_has_received() -> None:
+    program = capture(caught_after_collectives, (torch.ones(4),))
+    for x in (torch.ones(4), -torch.ones(4), torch.ones(4), -2 * torch.ones(4)):
+        before, calls = sequence_number(), []
+        for call in (caught_after_collectives, program):
+            torch.manual_seed(0)
+            written = x.clone()
+            calls.append((call(written), written))
+            calls[-1] = (*calls[-1], sequence_number() - before)
+            before = sequence_number()
+        torch.testing.assert_close(calls[1], calls[0], rtol=0, atol=0)
+
+
+def test_a_branch_that_raises_communicates_as_often_as_in_eager() -> None:
+    program = capture(raises_after_collectives, (torch.ones(4),))
+    for call in (raises_after_collectives, program, program):
+        before = sequence_number()
+        with pytest.raises(ValueError, match="the sum is negative"):
+            call(-torch.ones(4))
+        assert sequence_number() == before + 3
+
+
+@pytest.mark.parametrize("otherwise", [lambda x: dist.broadcast(x, 0), lambda x: dist.all_reduce(x[:2])])
+def test_a_program_that_communicates_otherwise_when_it_runs_again_is_refused(
+    otherwise: Callable[[Tensor], Any],
+) -> None:
+    with logging_to(CallLog()):
+        once(COLLECTIVES.all_reduce.default, 0, torch.ones(3), "sum", dist.group.WORLD.group_name)  # type: ignore[union-attr]
+        before = sequence_number()
+        with pytest.raises(UnsupportedProgramError, match="where the same call has communicated by"):
+            run_as_written(otherwise, [torch.ones(3)], {})
+        assert sequence_number() == before
 
 
 def test_where_takes_the_place_of_a_branch_beside_collectives() -> None:
