@@ -12,7 +12,7 @@ import math
 import operator
 import weakref
 from cmath import infj, nanj
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from functools import cache, cached_property
 from typing import Any
 
