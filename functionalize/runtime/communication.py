@@ -21,8 +21,8 @@ from typing import Any
 import torch
 
 from functionalize._torch import pytree
-from functionalize._torch.distributed.collectives import completed, group_of
 from functionalize._torch.dispatch import TorchDispatchMode
+from functionalize._torch.distributed.collectives import completed, group_of
 from functionalize.ops.calls import argument
 from functionalize.ops.collectives import Collective, Way, collective
 from functionalize.refusals.values import OUT_OF_STEP
