@@ -56,6 +56,13 @@ OBJECT_SENT = Refusal(
     hint="send tensors, or send the objects outside the captured program",
     no_example="torch.distributed has to be initialized",
 )
+GROUP_MADE = Refusal(
+    UnsupportedProgramError,
+    what="the program makes a group of processes",
+    why="a graph communicates in the groups that exist when it is captured, and eager makes another one in each call",
+    hint="make it before, and communicate in it",
+    no_example="torch.distributed has to be initialized",
+)
 UNPAIRED = Refusal(
     UnsupportedMutationError,
     what="{op} writes {arguments}",

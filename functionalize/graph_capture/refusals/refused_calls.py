@@ -1,4 +1,4 @@
-"""Calls whose effects no graph has: on streams of a GPU, and those that send Python objects to other processes.
+"""Calls whose effects no graph has: on streams of a GPU, with Python objects of other processes, or on their groups.
 
 A call of a captured program runs its whole graph on the stream that is current then, and waits for no other stream.
 
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from functionalize.patches import Patch
-from functionalize.refusals.operators import OBJECT_SENT
+from functionalize.refusals.operators import GROUP_MADE, OBJECT_SENT
 from functionalize.refusals.python_objects import STREAM_USED
 
 
@@ -45,13 +45,27 @@ def rows_for_streams() -> Iterator[Patch]:
     return _rows(_ON_STREAMS if torch.cuda.is_initialized() else ())
 
 
-def rows_for_objects() -> Iterator[Patch]:
-    """Have the program raise `UnsupportedProgramError` where it sends objects to other processes, or gets some."""
+_OF_OBJECTS = (
+    *("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list"),
+    *("send_object_list", "recv_object_list"),
+)
+_PICKLING = ("_object_to_tensor", "_tensor_to_object")  # where a function of objects was imported by its name
+_MAKES_GROUP = ("split_group", "_new_process_group_helper")  # all others make theirs by these
+
+
+def rows_for_processes() -> Iterator[Patch]:
+    """Have the program raise `UnsupportedProgramError` where it sends objects to other processes, or makes a group."""
     distributed = torch.distributed
     if not (distributed.is_available() and distributed.is_initialized()):
         return iter(())
-    pickling = ("_object_to_tensor", "_tensor_to_object")
-    return _rows(_Call(distributed.distributed_c10d, name, OBJECT_SENT.error) for name in pickling)
+    refused = {
+        **dict.fromkeys((*_OF_OBJECTS, *_PICKLING), OBJECT_SENT.error),
+        **dict.fromkeys(_MAKES_GROUP, GROUP_MADE.error),
+    }
+    owners = (distributed, distributed.distributed_c10d)
+    return _rows(
+        _Call(owner, name, error) for owner in owners for name, error in refused.items() if hasattr(owner, name)
+    )
 
 
 def _rows(calls: Any) -> Iterator[Patch]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from functionalize.graph_capture.inputs.tensor_attributes import TensorAttributes
 from functionalize.graph_capture.parallel_modules import ParallelModules
-from functionalize.graph_capture.refusals.refused_calls import rows_for_objects, rows_for_streams
+from functionalize.graph_capture.refusals.refused_calls import rows_for_processes, rows_for_streams
 from functionalize.graph_capture.refusals.started_threads import rows_for_threads
 from functionalize.graph_capture.trace.numbers.number_methods import Hashed, rows_for_methods
 from functionalize.graph_capture.trace.numbers.symbolic_math import rows_for_math
@@ -42,8 +42,8 @@ class RunPatches:
         """The rows that are installed before the program runs."""
         yield from rows_for_threads()
         yield from rows_for_streams()
-        yield from rows_for_objects()
         yield from self.parallel.rows()
+        yield from rows_for_processes()
         yield from self.draws.rows()
         yield from self.attributes.rows()
         yield from self.types.rows()

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.fx import has_side_effect
 
-from functionalize._torch import below_autograd, below_mode
+from functionalize._torch import below_autograd, below_mode, pytree
 from functionalize._torch.distributed.collectives import boxed, group_of, reduction_name, register_shapes, work_class
 from functionalize.aliasing.geometry import same
 from functionalize.aliasing.tensor_queries import is_contiguous, tensor_leaves
@@ -35,10 +35,14 @@ Kwargs = dict[str, Any]
 
 @dataclass(frozen=True, eq=False)
 class _Transfer:
-    """What a collective will have computed, and the program's tensors that get its elements, one after the other."""
+    """What a collective will have computed, and the program's tensors that get its elements, one after the other.
+
+    ``sizes``: how many elements each gets, if they get different numbers of them.
+    """
 
     result: Value
     targets: Sequence[torch.Tensor]
+    sizes: Sequence[int] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +64,12 @@ class _Call:
     def read(self) -> Any:
         """The argument that it reads."""
         return self.named[self.row.read or ""]
+
+    @property
+    def tensors(self) -> Sequence[torch.Tensor]:
+        """The tensors that it writes or reads, which may be in lists of lists."""
+        named = [self.named[name] for name in (self.row.written, self.row.read) if name is not None]
+        return [leaf for leaf in pytree.tree_leaves(named) if isinstance(leaf, torch.Tensor)]
 
     @property
     def reduction(self) -> str:
@@ -103,12 +113,13 @@ def run(context: FunctionalizationContext, func: Any, args: Sequence[Any], kwarg
     if row is None or row.reason is not None:
         raise COLLECTIVE.error(op=func.name(), reason=None if row is None else row.reason)
     call = _Call(context, row, func, named, group_of(named["process_group"]))
-    if any(tensor.layout is not torch.strided for tensor in tensor_leaves(args, kwargs)):
+    if any(tensor.layout is not torch.strided for tensor in call.tensors):
         raise call.refused("a tensor is sparse")
     transfers = [*_FORMS[func.overloadpacket.__name__](call)]
     for transfer in transfers:
         _check(call, transfer)
-    work = work_class()(_Pending(call, transfers).settle, [*tensor_leaves([call.written] if row.written else [], {})])
+    results = pytree.tree_leaves(call.written) if row.written else []
+    work = work_class()(_Pending(call, transfers).settle, results)
     context.executor.works.append(work)
     returned = boxed(work)
     return (call.written, returned) if len(func._schema.returns) > 1 else returned
@@ -137,12 +148,13 @@ def _check(call: _Call, transfer: _Transfer) -> None:
     """Raise unless the elements of the result are those of the targets. A call checks sizes that are symbols."""
     if not transfer.targets:
         return
-    arrives, fits = transfer.result.numel(), sum(target.numel() for target in transfer.targets)
-    if type(arrives) is int and type(fits) is int and arrives != fits:
-        raise call.refused(f"{arrives} elements arrive in tensors of {fits}")
-    for target in transfer.targets:
-        if target.dtype != transfer.result.dtype:
-            raise call.refused(f"elements of {transfer.result.dtype} arrive in a tensor of {target.dtype}")
+    arriving = transfer.sizes or [transfer.result.numel() // len(transfer.targets)] * len(transfer.targets)
+    for size, target in zip(arriving, transfer.targets, strict=True):
+        if type(size) is int and type(target.numel()) is int and size != target.numel():
+            raise call.refused(f"{size} elements arrive in a tensor of {target.numel()}")
+    for tensor in (*transfer.targets, *call.tensors):
+        if tensor.dtype != transfer.result.dtype:
+            raise call.refused(f"elements of {transfer.result.dtype} arrive in a tensor of {tensor.dtype}")
 
 
 def _parts(context: FunctionalizationContext, value: Value, targets: Sequence[torch.Tensor]) -> Sequence[Value]:
@@ -242,7 +254,8 @@ def _scatter(call: _Call) -> Iterator[_Transfer]:
 
 def _all_to_all(call: _Call) -> Iterator[_Transfer]:
     like, values = [[call.value(tensor) for tensor in tensors] for tensors in (call.written, call.read)]
-    yield _Transfer(call.start(like, values, call.group.group_name), call.written)
+    sizes = [tensor.numel() for tensor in like]
+    yield _Transfer(call.start(like, values, call.group.group_name), call.written, sizes)
 
 
 def _all_to_all_single(call: _Call) -> Iterator[_Transfer]:

@@ -124,7 +124,7 @@ def test_a_tensor_of_another_size_is_refused() -> None:
         dist.all_gather_single(whole, x)
         return whole
 
-    with pytest.raises(UnsupportedMutationError, match="3 elements arrive in tensors of 5"):
+    with pytest.raises(UnsupportedMutationError, match="3 elements arrive in a tensor of 5"):
         capture(func, (torch.ones(3),))
 
 
