@@ -118,7 +118,9 @@ class ExampleData:
         if log is not None and log.capture is None:
             return RunAsWritten()
         name = collective.target.name()  # type: ignore[union-attr]
-        return COLLECTIVE_BESIDE_BRANCH.error(op=name, reason=f"before it, an operator fails for the examples: {error}")
+        return COLLECTIVE_BESIDE_BRANCH.error(
+            op=name, reason=f"there, an operator before it fails for the examples: {error}"
+        )
 
     def _needed(self, wanted: Iterable[Node]) -> set[Node]:
         """The nodes to compute: a draw needs all draws before it; a collective needs all before it, which may raise."""
