@@ -25,7 +25,6 @@ _PRELOADED = (
     "torch._dynamo",
     "torch.distributed.tensor",
 )  # what captures import
-_AXES = {"default_pg": "all ranks"}
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -59,17 +58,13 @@ class RankProgram:
 
 def issued_by(program: CapturedProgram) -> list[Issued]:
     """The collectives of a program, in order, while the world that it was captured in is there."""
-    import torch.distributed as dist
-    from torch.distributed.distributed_c10d import _resolve_process_group
-
+    from functionalize._torch.distributed.worlds import group_named
     from functionalize.verify import collectives, source_line
 
     made = []
     for entry in collectives(program.graph_module):
-        group = _resolve_process_group(entry.group)
-        axis, ranks = str(group.group_desc).removeprefix("mesh_"), tuple(dist.get_process_group_ranks(group))
-        line = source_line(entry.node) or "unknown"
-        made.append(Issued(entry.kind, entry.group, _AXES.get(axis, axis), ranks, entry.bytes, line))
+        group, line = group_named(entry.group), source_line(entry.node) or "unknown"
+        made.append(Issued(entry.kind, entry.group, group.axis, group.ranks, entry.bytes, line))
     return made
 
 

@@ -109,7 +109,7 @@ class _Replay(TorchDispatchMode):
     """Has the first collectives of a program give the results of others, and runs those that follow."""
 
     def __init__(self, started: Sequence[_Started]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._started = iter(started)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -43,11 +43,11 @@ def boxed(work: Any) -> Any:
 
 def completed(tensors: Sequence[torch.Tensor]) -> Any:
     """A work that has nothing to wait for, as operators of ``c10d`` return it."""
-    from torch._C._distributed_c10d import _create_work_from_future  # as torch's own reducer does
+    private: Any = torch._C._distributed_c10d  # as torch's own reducer does
 
     future = torch.futures.Future[Any]()
     future.set_result([*tensors])
-    return boxed(_create_work_from_future(future))
+    return boxed(private._create_work_from_future(future))
 
 
 @functools.cache

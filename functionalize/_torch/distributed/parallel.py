@@ -41,8 +41,7 @@ class _WithFixedBuckets:
 
 def traced_reducer(module: Any, buckets: Sequence[Sequence[Tensor]]) -> Any:
     """A reducer of the present parameters of a module."""
-    import torch.distributed as dist
-
+    dist: Any = torch.distributed  # Reducer is private
     parameters, sparse = module._build_params_for_reducer()
     places = {id(parameter): place for place, parameter in enumerate(parameters)}
     made = type("TracedReducer", (_WithFixedBuckets, dist.Reducer), {})(
@@ -70,6 +69,8 @@ def unsupported_option(module: Any) -> str | None:
     """An option of a module whose reducer works in another way; None if it has no such option."""
     if module.static_graph:
         return "static_graph=True"
+    if module.find_unused_parameters:
+        return "find_unused_parameters=True"  # it reads on the host which parameters other ranks have used
     if module.mixed_precision is not None:
         return "mixed_precision"
     if module._delay_all_reduce_all_params:

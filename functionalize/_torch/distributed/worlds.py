@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
 
 @contextlib.contextmanager
@@ -32,3 +34,21 @@ def fake_world(size: int, rank: int) -> Iterator[None]:
         yield
     finally:
         dist.destroy_process_group()
+
+
+@dataclass(frozen=True)
+class Group:
+    """A process group: the axis of a mesh, or what else it is called, and its ranks in the world."""
+
+    axis: str
+    ranks: tuple[int, ...]
+
+
+def group_named(name: str) -> Group:
+    """The group of this process that operators know by a name."""
+    import torch.distributed as dist
+
+    distributed: Any = dist.distributed_c10d
+    group = distributed._resolve_process_group(name)  # operators in graphs have names; there is no public look-up
+    axis = str(group.group_desc).removeprefix("mesh_")
+    return Group("all ranks" if axis == "default_pg" else axis, tuple(dist.get_process_group_ranks(group)))

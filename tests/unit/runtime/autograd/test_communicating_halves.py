@@ -9,13 +9,15 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.distributed._functional_collectives as functional
+import torch.distributed._functional_collectives
 import torch.distributed.nn.functional as nn_functional
 from torch import Tensor
 from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
 from torch.utils.checkpoint import checkpoint
 
 from functionalize import UnsupportedProgramError, capture
+
+functional: Any = torch.distributed._functional_collectives  # its stubs want names of groups
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed.nn.functional.*is deprecated")
 
@@ -28,7 +30,7 @@ def process_group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def unread(x: Tensor) -> Tensor:
+def unread(x: Tensor) -> Any:
     dist.barrier()
     y = x.sin()
     z = y.detach() * 2
@@ -37,37 +39,37 @@ def unread(x: Tensor) -> Tensor:
     return y.exp().sum()
 
 
-def read_in_another_order(x: Tensor) -> Tensor:
-    whole = functional.all_gather_single_autograd(x.sin(), 0, dist.group.WORLD)  # type: ignore[arg-type]
-    part = functional.reduce_scatter_single_autograd(x.cos(), "sum", 0, dist.group.WORLD)  # type: ignore[arg-type]
+def read_in_another_order(x: Tensor) -> Any:
+    whole = functional.all_gather_single_autograd(x.sin(), 0, dist.group.WORLD)
+    part = functional.reduce_scatter_single_autograd(x.cos(), "sum", 0, dist.group.WORLD)
     return part.exp().sum() + whole.sum().exp()
 
 
-def cheap_to_compute_again(x: Tensor) -> Tensor:
+def cheap_to_compute_again(x: Tensor) -> Any:
     y = x.detach().clone()
     dist.reduce(y, 0)
     return (x * y.sin()).sin().sum()
 
 
-def the_same_twice(x: Tensor) -> Tensor:
-    first = functional.all_reduce(x, "sum", dist.group.WORLD)  # type: ignore[arg-type]
-    return first.exp().sum() + functional.all_reduce(x, "sum", dist.group.WORLD).sin().sum()  # type: ignore[arg-type]
+def the_same_twice(x: Tensor) -> Any:
+    first = functional.all_reduce(x, "sum", dist.group.WORLD)
+    return first.exp().sum() + functional.all_reduce(x, "sum", dist.group.WORLD).sin().sum()
 
 
-def of_torch_distributed_nn(x: Tensor) -> Tensor:
+def of_torch_distributed_nn(x: Tensor) -> Any:
     return (nn_functional.all_reduce(x.sin()).exp() * torch.cat(nn_functional.all_gather(x * 2))).sum()
 
 
-def checkpointed(x: Tensor) -> Tensor:
-    def region(x: Tensor) -> Tensor:
-        return functional.all_gather_single_autograd(x.sin(), 0, dist.group.WORLD).exp()  # type: ignore[arg-type]
+def checkpointed(x: Tensor) -> Any:
+    def region(x: Tensor) -> Any:
+        return functional.all_gather_single_autograd(x.sin(), 0, dist.group.WORLD).exp()
 
     return checkpoint(region, x, use_reentrant=False).sum()  # type: ignore[no-any-return]
 
 
 def communicated(func: Callable[[Tensor], Tensor]) -> tuple[int, int, Tensor, Tensor | None]:
     """How often a forward and its backward communicate, with the result and the gradient."""
-    x, number = torch.arange(4.0).requires_grad_(), dist.group.WORLD._get_sequence_number_for_group  # type: ignore[union-attr]
+    x, number = torch.arange(4.0).requires_grad_(), dist.group.WORLD._get_sequence_number_for_group
     before = number()
     result = func(x)
     between = number()
@@ -101,7 +103,8 @@ def test_a_partition_function_that_communicates_again_is_refused() -> None:
         with graph.inserting_before(graph.output_node()):
             copy = graph.create_node("call_function", collectives[0].target, (next(iter(graph.nodes)), "sum", 0, "0"))
         copy._rename(collectives[0].name)
-        graph.output_node().args = ((copy, *graph.output_node().args[0][1:]),)
+        returned: Any = graph.output_node().args[0]
+        graph.output_node().args = ((copy, *returned[1:]),)
         return forward, backward
 
     program = capture(cheap_to_compute_again, (torch.arange(4.0).requires_grad_(),), partition_fn=again)

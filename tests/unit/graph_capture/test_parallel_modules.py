@@ -1,0 +1,145 @@
+"""DistributedDataParallel in a captured training step: its own reducer averages gradients, as in eager."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+
+from functionalize import capture
+from functionalize._torch.distributed.worlds import fake_world
+from functionalize.errors import UnsupportedProgramError
+from tests.support.ranks import Program, Ranks
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Ranks]:
+    ranks = Ranks(2)
+    yield ranks
+    ranks.end()
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+
+
+class Step(nn.Module):
+    """A training step, as a module, so that its state is compared."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+        self.optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.optimizer.zero_grad()
+        loss = self.model(x).square().mean()
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), 0.5)
+        self.optimizer.step()
+        return loss.detach()  # type: ignore[no-any-return]
+
+
+class Accumulated(Step):
+    def forward(self, x: Tensor) -> Tensor:
+        self.optimizer.zero_grad()
+        with self.model.no_sync():
+            self.model(x).square().mean().backward()
+        loss = self.model(x * 2).square().mean()
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()  # type: ignore[no-any-return]
+
+
+class ByHand(Step):
+    def forward(self, x: Tensor) -> Tensor:
+        parameters = list(self.model.parameters())
+        gradients = torch.autograd.grad(self.model(x).square().mean(), parameters)
+        with torch.no_grad():
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter.sub_(gradient * 0.1)
+        return gradients[0].clone()
+
+
+class Outside(Step):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model(x).square().mean()  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A kind of step, and how its module is wrapped."""
+
+    step: type[Step] = Step
+    hook: Any = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+CASES = {
+    "buckets": Case(options={"bucket_cap_mb": 0.0001}),
+    "views of buckets": Case(options={"gradient_as_bucket_view": True}),
+    "a hook that compresses": Case(hook=fp16_compress_hook),
+    "buffers of its own": Case(options={"broadcast_buffers": False}),
+    "no_sync": Case(Accumulated),
+    "gradients by hand": Case(ByHand),
+}
+REFUSED = {
+    "a static graph": Case(options={"static_graph": True}),
+    "unused parameters": Case(options={"find_unused_parameters": True}),
+}
+
+
+def program(name: str, rank: int, world: int, group: Any) -> Program:
+    """A step after two others, as the first ones rearrange buckets."""
+    case = {**CASES, **REFUSED}[name]
+    model = nn.parallel.DistributedDataParallel(network(), **case.options)
+    if case.hook is not None:
+        model.register_comm_hook(None, case.hook)
+    step = case.step(model)
+    x = torch.arange(24.0).view(6, 4).sin() + rank
+    for _ in range(2):
+        step(x)
+    return Program(step, lambda call: (x + call,))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_a_step_equals_eagers_on_each_rank(pair: Ranks, name: str) -> None:
+    for outcome in pair.outcomes(partial(program, name)):
+        assert outcome.verdict == "right", outcome.message
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_a_graph_cannot_do_is_refused_on_each_rank(pair: Ranks, name: str) -> None:
+    for outcome in pair.outcomes(partial(program, name)):
+        assert outcome.verdict == "refused", outcome.message
+        assert "DistributedDataParallel" in outcome.message
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", CASES)
+def test_a_step_equals_eagers_on_four_ranks(name: str) -> None:
+    ranks = Ranks(4)
+    try:
+        for outcome in ranks.outcomes(partial(program, name)):
+            assert outcome.verdict == "right", outcome.message
+    finally:
+        ranks.end()
+
+
+def test_gradients_that_are_taken_outside_are_refused() -> None:
+    x = torch.ones(6, 4)
+    with fake_world(2, 0):
+        captured = capture(Outside(nn.parallel.DistributedDataParallel(network())), (x,))
+        with pytest.raises(UnsupportedProgramError, match="DistributedDataParallel"):
+            captured(x).backward()
+        with torch.no_grad():
+            assert captured(x).item() > 0
