@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import pytest
 
 from tests.support.communicating import BRANCHING, PROGRAMS, REFUSED, RIGHT
-from tests.support.random_communication import program
 from tests.support.ranks import Ranks
+from tests.sweeps.fuzz.collectives import program
 
 
 @pytest.fixture(scope="module")
@@ -55,15 +55,15 @@ def test_a_captured_program_does_what_eager_does_on_four_ranks(four: Ranks, name
 
 @pytest.mark.slow
 def test_random_programs_communicate_as_often_as_in_eager(pair: Ranks) -> None:
-    assert _finds(pair, range(12)) == []
+    assert _finds(pair, [0, 6, 21, 194]) == []
 
 
 @pytest.mark.full
-def test_many_random_programs_communicate_as_often_as_in_eager(four: Ranks) -> None:
-    assert _finds(four, range(12, 300)) == []
+def test_a_thousand_random_programs_communicate_as_often_as_in_eager(pair: Ranks) -> None:
+    assert _finds(pair, range(1000)) == []
 
 
-def _finds(ranks: Ranks, seeds: range) -> list[tuple[int, str]]:
+def _finds(ranks: Ranks, seeds: Iterable[int]) -> list[tuple[int, str]]:
     """The seeds whose programs are neither right nor refused."""
     outcomes = ((seed, outcome) for seed in seeds for outcome in ranks.outcomes(program(seed)))
     return [(seed, outcome.message) for seed, outcome in outcomes if outcome.verdict not in ("right", "refused")]

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.distributed._functional_collectives
 import torch.distributed.nn.functional as nn_functional
 from torch import Tensor
@@ -17,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from functionalize import UnsupportedProgramError, capture
 
+dist: Any = torch.distributed
 functional: Any = torch.distributed._functional_collectives  # its stubs want names of groups
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed.nn.functional.*is deprecated")
@@ -64,7 +64,7 @@ def checkpointed(x: Tensor) -> Any:
     def region(x: Tensor) -> Any:
         return functional.all_gather_single_autograd(x.sin(), 0, dist.group.WORLD).exp()
 
-    return checkpoint(region, x, use_reentrant=False).sum()  # type: ignore[no-any-return]
+    return checkpoint(region, x, use_reentrant=False).sum()
 
 
 def communicated(func: Callable[[Tensor], Tensor]) -> tuple[int, int, Tensor, Tensor | None]:
