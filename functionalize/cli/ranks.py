@@ -152,9 +152,9 @@ def values_on_all_ranks(job: Job, program: CapturedProgram) -> str | None:
         NotImplementedError: the program writes to state or arguments, whose values are one rank's.
     """
     import torch
-    from torch.distributed._local_tensor import LocalTensorMode
 
     from functionalize._torch import pytree
+    from functionalize._torch.distributed.worlds import AllRanks
 
     assert job.world is not None
     if program.mutations:
@@ -163,8 +163,12 @@ def values_on_all_ranks(job: Job, program: CapturedProgram) -> str | None:
     leaves = [pytree.tree_leaves(each) for each in inputs]
     first_args, first_kwargs = inputs[0]
     taken = program.flat_inputs(*first_args, **first_kwargs)
-    with LocalTensorMode(job.world) as mode, torch.no_grad():
-        merged = [_by_rank(mode, column) for column in zip(*leaves, strict=True)]
+    world = AllRanks(job.world)
+    with world.mode, torch.no_grad():
+        merged = [
+            world.tensor(column) if isinstance(column[0], torch.Tensor) else column[0]
+            for column in zip(*leaves, strict=True)
+        ]
         args, kwargs = pytree.tree_unflatten(merged, pytree.tree_structure(inputs[0]))
         wanted = pytree.tree_leaves(job.original(*args, **kwargs))
         of_all = dict(zip(map(id, leaves[0]), merged, strict=True))
@@ -172,19 +176,10 @@ def values_on_all_ranks(job: Job, program: CapturedProgram) -> str | None:
     for number, (want, got) in enumerate(zip(wanted, returned, strict=True)):
         if isinstance(want, torch.Tensor):
             for rank in range(job.world):
-                mine, theirs = _of_rank(got, rank), _of_rank(want, rank)
+                mine, theirs = world.on_rank(got, rank), world.on_rank(want, rank)
                 if mine.shape != theirs.shape or not torch.allclose(mine, theirs, equal_nan=True):
                     return f"result {number} differs on rank {rank}"
     return None
-
-
-def _by_rank(mode: Any, column: Sequence[Any]) -> Any:
-    return mode.rank_map(column.__getitem__) if hasattr(column[0], "dtype") else column[0]
-
-
-def _of_rank(value: Any, rank: int) -> Any:
-    held = getattr(value, "_local_tensors", None)
-    return value if held is None else held[rank]
 
 
 def _size(count: int) -> str:

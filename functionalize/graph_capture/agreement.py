@@ -33,19 +33,19 @@ def agree_to_communicate(capture: str, node: Node, position: int) -> None:
             single rank, which may be about to do anything.
     """
     op: Any = node.target
-    kind, group = _kind(node), _group_name(node)
-    if kind in _PAIRS or group is None:
+    collective, group = _kind(node), _group_name(node)
+    if collective in _PAIRS or group is None:
         reason = "a branch depends on it, and whether its partner captures at the same time is unknown"
         raise COLLECTIVE_BESIDE_BRANCH.error(op=op.name(), reason=reason)
     if is_alone(group):
         return
     meeting = Meeting(group, f"{capture}/{position}")
-    meeting.leave(kind)
+    meeting.leave(collective)
     texts = [meeting.text(rank, _FOR_DECISIONS) for rank in range(meeting.size)]
     absent = [rank for rank, text in enumerate(texts) if text is None]
     if not meeting.settle(not absent):
         came = f"rank {absent[0]} did not come" if absent else "another rank did not wait"
-        raise DISAGREE.error(group=group, reason=f"{came} to {kind}, on whose result a branch depends")
+        raise DISAGREE.error(group=group, reason=f"{came} to {collective}, on whose result a branch depends")
     for rank, text in enumerate(texts):
         if text != texts[0]:
             raise DISAGREE.error(group=group, reason=f"rank 0 runs {texts[0]}, rank {rank} {text}")

@@ -54,8 +54,10 @@ class RecordingSession:
         remove_views: bool,
         symbolic: bool,
         order: int = 1,
+        parallel: ParallelModules | None = None,
     ) -> None:
-        """``annotate`` is notified of each node; ``symbolic``: sizes may be symbols; ``order``: of the joint graph.
+        """``annotate`` is notified of each node; ``symbolic``: sizes may be symbols; ``order``: of the joint graph;
+        ``parallel``: the modules of its state that communicate in a backward.
 
         ``draws`` is notified of each node that may draw random numbers, and returns the node that has drawn the same
         numbers, if any.
@@ -66,7 +68,7 @@ class RecordingSession:
         self._remove_views, self._symbolic, self.order = remove_views, symbolic, order
         self.decider: Decider | None = None
         self.states: Sequence[WatchedState] = ()  # objects that the program reaches, and may change
-        self.parallel = ParallelModules(())
+        self.parallel = parallel or ParallelModules(())
         self.modes_left = dict[str, Any]()  # modes of torch that the program left changed
 
         def observe(node: Node) -> Node | None:  # not the session: fake tensors hold the recorder, and it holds them

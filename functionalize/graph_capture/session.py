@@ -92,7 +92,13 @@ class CaptureSession(RecordingSession):
         self._generators = generators = TorchGenerators(self._held, inputs.inputs)
         note = self._provenance.note
         super().__init__(
-            fake_mode, note, generators.note, remove_views=remove_views, symbolic=symbolic, order=request.order
+            fake_mode,
+            note,
+            generators.note,
+            remove_views=remove_views,
+            symbolic=symbolic,
+            order=request.order,
+            parallel=ParallelModules(inputs.state.seen),
         )
 
         def with_symbols(tensor: torch.Tensor) -> torch.Tensor:
@@ -100,7 +106,6 @@ class CaptureSession(RecordingSession):
 
             return with_symbols(fake_mode, tensor, f"input{id(tensor)}", list(dims.get(id(tensor), ())))
 
-        self.parallel = ParallelModules(inputs.state.seen)
         self.states = WatchedState(inputs.state), WatchedState(inputs.arguments)
         self._steps = ScheduleSteps(self.states[0], inputs.schedules)
         self._fakes = fakes_of(tensors, self.factory, dims.keys(), with_symbols)

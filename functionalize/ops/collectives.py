@@ -47,8 +47,8 @@ class Collective:
     reason: str | None = None
 
 
-def _twin(op: str, kind: str, written: str, read: str, twin: str) -> Collective:
-    return Collective(f"c10d::{op}", kind, Way.TWIN, written, read, twin)
+def _twin(op: str, form: str, written: str, read: str, twin: str) -> Collective:
+    return Collective(f"c10d::{op}", form, Way.TWIN, written, read, twin)
 
 
 def _refused(namespace: str, names: Iterable[str], reason: str) -> Iterable[Collective]:

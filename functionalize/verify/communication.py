@@ -67,8 +67,8 @@ def _group(node: Node) -> str:
 
 def _bytes(node: Node) -> int | None:
     taken = _total([source.meta.get("val") for source in node.all_input_nodes])
-    given = _total(node.meta.get("val"))
-    return None if taken is None or given is None else max(taken, given)
+    returned = _total(node.meta.get("val"))
+    return None if taken is None or returned is None else max(taken, returned)
 
 
 def _total(values: Any) -> int | None:

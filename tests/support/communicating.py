@@ -351,10 +351,19 @@ def sub_group(rank: int, world: int, group: Any) -> Program:
 
 
 PROGRAMS["sub_group"] = sub_group
+
+
+@_program
+def raises_after_a_collective(rank: int, world: int, group: Any, x: Tensor) -> Any:
+    dist.all_reduce(x)
+    if x[0] > 10 * sum(range(world)):
+        raise ValueError("the sum is too large")
+
+
 RIGHT = [*PROGRAMS]
 # They branch on tensor values, which `make_fx` does not do.
 BRANCHING = [
-    *("by_a_reduced_sum", "communicates_on_one_branch", "experts", "in_a_loop"),
+    *("by_a_reduced_sum", "communicates_on_one_branch", "experts", "in_a_loop", "raises_after_a_collective"),
     *(name for name in RIGHT if name.startswith("decides")),
 ]
 
@@ -406,13 +415,6 @@ def in_another_order(rank: int, world: int, group: Any, x: Tensor) -> Any:
 def asked_by_one_rank(rank: int, world: int, group: Any, x: Tensor) -> Any:
     dist.all_reduce(x)
     return x + 1 if rank == 0 and x.sum() > 0 else x
-
-
-@_program
-def raises_after_a_collective(rank: int, world: int, group: Any, x: Tensor) -> Any:
-    dist.all_reduce(x)
-    if x[0] > 10 * sum(range(world)):
-        raise ValueError("the sum is too large")
 
 
 REFUSED = [name for name in PROGRAMS if name not in RIGHT]

@@ -31,7 +31,7 @@ def group_of(script_object: Any) -> Any:
 
 
 def reduction_name(script_object: Any) -> str | None:
-    """The name of a reduction in functional operators; None if it has none, as one with a factor."""
+    """The name of a reduction in functional operators; None for one with a factor."""
     number = int(script_object.op())
     return _REDUCTIONS[number] if number < len(_REDUCTIONS) else None
 
@@ -96,8 +96,8 @@ def _pending(result: torch.Tensor, work: Any) -> torch.Tensor:
     return result
 
 
-def _options(kind: Any, **values: Any) -> Any:
-    options = kind()
+def _options(cls: Any, **values: Any) -> Any:
+    options = cls()
     for name, value in values.items():
         setattr(options, name, value)
     return options

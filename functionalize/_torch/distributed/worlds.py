@@ -1,15 +1,17 @@
 """Process groups of many ranks in one process: collectives have the right sizes, and move nothing.
 
 In: how many ranks, and which of them this process is. Guarantees: afterwards there is no default group again.
-Limits: one default group a process; the values of results mean nothing.
+Limits: one default group a process; the values of results mean nothing, except under `AllRanks`.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import torch
 
 
 @contextlib.contextmanager
@@ -52,3 +54,24 @@ def group_named(name: str) -> Group:
     group = distributed._resolve_process_group(name)  # operators in graphs have names; there is no public look-up
     axis = str(group.group_desc).removeprefix("mesh_")
     return Group("all ranks" if axis == "default_pg" else axis, tuple(dist.get_process_group_ranks(group)))
+
+
+class AllRanks:
+    """All ranks of a world in this process: a mode that runs each operator on the numbers of every rank."""
+
+    def __init__(self, size: int) -> None:
+        from torch.distributed._local_tensor import LocalTensorMode  # here: not public, and rarely needed
+
+        self.mode = LocalTensorMode(size)
+
+    def tensor(self, by_rank: Sequence[torch.Tensor]) -> torch.Tensor:
+        """A tensor that holds another tensor for each rank."""
+        made: torch.Tensor = self.mode.rank_map(by_rank.__getitem__)
+        return made
+
+    @staticmethod
+    def on_rank(tensor: Any, rank: int) -> torch.Tensor:
+        """What a tensor is on one rank."""
+        held = getattr(tensor, "_local_tensors", None)
+        made: torch.Tensor = tensor if held is None else held[rank]
+        return made

@@ -236,7 +236,7 @@ def _node_of(entry: Any) -> Node:
 
 
 def data_hidden(tracer: Any, tensors: Sequence[torch.Tensor]) -> contextlib.AbstractContextManager[None]:
-    """Let neither a tracer, which may be None, nor a fake mode know the data of tensors that are constants."""
+    """Let neither a tracer, if there is one, nor a fake mode know the data of tensors that are constants."""
     entries = [] if tracer is None else [tracer.tensor_tracker.get(tensor) for tensor in tensors]
     fakes = [tensor for tensor in tensors if isinstance(tensor, FakeTensor)]
     return without_constants([*fakes, *(entry for entry in entries if entry is not None)])

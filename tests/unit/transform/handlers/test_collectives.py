@@ -148,7 +148,7 @@ def test_modules_that_communicate_by_hooks_are_refused() -> None:
 
     mesh = init_device_mesh("cpu", (1,))
     with pytest.raises(UnsupportedProgramError, match="is a FSDPModule"):
-        capture(fully_shard(nn.Linear(3, 3), mesh=mesh), (torch.ones(2, 3),))
+        capture(fully_shard(nn.Linear(3, 3), mesh=mesh), (torch.ones(2, 3),))  # type: ignore[arg-type]
 
 
 def waited_in_place(x: Tensor) -> Any:
