@@ -260,6 +260,16 @@ def by_a_reduced_sum(rank: int, world: int, group: Any, x: Tensor) -> Any:
 
 
 @_program
+def decides_by_what_ranks_have(rank: int, world: int, group: Any, x: Tensor) -> Any:
+    y = x * 2
+    dist.all_reduce(y)
+    has = torch.zeros(world)
+    has[rank] = rank
+    dist.all_reduce(has)
+    return y + 1 if has[-1] > 0 else y
+
+
+@_program
 def decides_by_rank(rank: int, world: int, group: Any, x: Tensor) -> Any:
     y = x * 2 if x[0] > 10 else x - 1
     dist.all_reduce(y)

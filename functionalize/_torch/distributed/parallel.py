@@ -69,8 +69,6 @@ def unsupported_option(module: Any) -> str | None:
     """An option of a module whose reducer works in another way; None if it has no such option."""
     if module.static_graph:
         return "static_graph=True"
-    if module.find_unused_parameters:
-        return "find_unused_parameters=True"  # it reads on the host which parameters other ranks have used
     if module.mixed_precision is not None:
         return "mixed_precision"
     if module._delay_all_reduce_all_params:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from functionalize.ops.collectives import communicates
 from functionalize.python_state.slots import NumberSlot
 from functionalize.reachability import nodes_behind
 from functionalize.runtime.decisions import compare
@@ -26,7 +27,7 @@ def precheck_of(
     placeholders = dict(zip(graph.find_nodes(op="placeholder"), metadata.taken, strict=True))
     read = {node: number for node, number in placeholders.items() if node in needed}
     numbers = all(isinstance(metadata.inputs[number].slot, NumberSlot) for number in read.values())
-    if not numbers or any(node.op == "get_attr" or source_of(node, root) is not None for node in needed):
+    if not numbers or any(node.op == "get_attr" or _acts(node, root) for node in needed):
         return None
     part, copies = Graph(), dict[Node, Node]()
     for node in graph.nodes:
@@ -41,3 +42,8 @@ def precheck_of(
             compare(answer, decisions, number)
 
     return precheck
+
+
+def _acts(node: Node, root: torch.nn.Module) -> bool:
+    """Whether a node draws random numbers or communicates, which a call must do once and in order."""
+    return source_of(node, root) is not None or communicates(node.target)

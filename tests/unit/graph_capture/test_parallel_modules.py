@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -28,6 +28,18 @@ def pair() -> Iterator[Ranks]:
 def network() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+
+
+class Unused(nn.Module):
+    """A module with a layer that gets no gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.used, self.unused = nn.Linear(4, 2), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.used(x)  # type: ignore[no-any-return]
 
 
 class Step(nn.Module):
@@ -78,6 +90,7 @@ class Case:
     """A kind of step, and how its module is wrapped."""
 
     step: type[Step] = Step
+    module: Callable[[], nn.Module] = network
     hook: Any = None
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -87,19 +100,19 @@ CASES = {
     "views of buckets": Case(options={"gradient_as_bucket_view": True}),
     "a hook that compresses": Case(hook=fp16_compress_hook),
     "buffers of its own": Case(options={"broadcast_buffers": False}),
+    "unused parameters": Case(module=Unused, options={"find_unused_parameters": True}),
     "no_sync": Case(Accumulated),
     "gradients by hand": Case(ByHand),
 }
 REFUSED = {
     "a static graph": Case(options={"static_graph": True}),
-    "unused parameters": Case(options={"find_unused_parameters": True}),
 }
 
 
 def program(name: str, rank: int, world: int, group: Any) -> Program:
     """A step after two others, as the first ones rearrange buckets."""
     case = {**CASES, **REFUSED}[name]
-    model = nn.parallel.DistributedDataParallel(network(), **case.options)
+    model = nn.parallel.DistributedDataParallel(case.module(), **case.options)
     if case.hook is not None:
         model.register_comm_hook(None, case.hook)
     step = case.step(model)
