@@ -1,7 +1,8 @@
 """Modules that communicate while autograd runs: their own reducers run in a capture, on its fake tensors.
 
 In: the modules of a program's state. Out: replacements for attributes of the modules while the program runs.
-Guarantees: collectives have the order and the sizes of eager's. Limits: DistributedDataParallel.
+Guarantees: collectives have the order and the sizes of eager's. Limits: DistributedDataParallel,
+and `fully_shard` without CPU offload.
 """
 
 from __future__ import annotations
@@ -13,16 +14,18 @@ from typing import Any
 import torch
 
 from functionalize._torch.distributed.parallel import (
+    Shards,
     SilentLogger,
     buckets_of,
     is_data_parallel,
+    is_fully_sharded,
     traced_reducer,
     unasked_versions,
     unsupported_option,
 )
 from functionalize.patches import Patch
 from functionalize.refusals.gradients import REDUCED_OUTSIDE
-from functionalize.refusals.tensors import DATA_PARALLEL_OPTION
+from functionalize.refusals.tensors import DATA_PARALLEL_OPTION, FULLY_SHARDED_MODULE, LEFT_GATHERED
 
 _LOGGER = SilentLogger()
 
@@ -40,9 +43,31 @@ class ParallelModules:
                 raise DATA_PARALLEL_OPTION.error(option=option)
         self._buckets = {id(module): buckets_of(module) for module in self._modules}
         self._reducers: dict[int, Any] = {}
+        self._sharded = [Shards(value) for value in objects if is_fully_sharded(value)] if in_use else []
+        self._left_gathered = False
+        for shards in self._sharded:
+            if shards.problem is not None:
+                raise FULLY_SHARDED_MODULE.error(problem=shards.problem)
+
+    def end(self) -> None:
+        """Put the records of sharded modules back."""
+        self._left_gathered = not all(shards.is_as_before for shards in self._sharded)
+        for shards in self._sharded:
+            shards.put_back()
+
+    def refuse_left_gathered(self) -> None:
+        """Raise where the program leaves other records of sharded modules than it found.
+
+        Raises:
+            UnsupportedProgramError: it leaves parameters gathered, or other settings.
+        """
+        if self._left_gathered:
+            raise LEFT_GATHERED.error()
 
     def begin(self, fakes: Mapping[int, Any]) -> None:
         """Make reducers of the fake tensors that have replaced the parameters."""
+        for shards in self._sharded:
+            shards.begin(fakes)
         for module in self._modules:
             buckets = [[fakes[id(parameter)] for parameter in bucket] for bucket in self._buckets[id(module)]]
             self._reducers[id(module)] = traced_reducer(module, buckets)
@@ -54,7 +79,9 @@ class ParallelModules:
             UnsupportedProgramError: the program ran such a module with gradients on.
         """
         if any(reducer.expects_backward for reducer in self._reducers.values()):
-            raise REDUCED_OUTSIDE.error()
+            raise REDUCED_OUTSIDE.error(module="DistributedDataParallel")
+        if self._sharded:
+            raise REDUCED_OUTSIDE.error(module="fully_shard")
 
     def rows(self) -> Iterator[Patch]:
         """Have the modules find the reducers."""

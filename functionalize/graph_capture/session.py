@@ -229,6 +229,7 @@ class CaptureSession(RecordingSession):
         self._sizes.check(mode.shape_env)
         self._provenance.write(recorded.graph)
         self._numbers.check()
+        self.parallel.refuse_left_gathered()
         refuse_changed(inputs.inputs)
         self._attributes.check_given()
         refuse_changes_inside(inputs.python_guards)
@@ -301,12 +302,13 @@ class CaptureSession(RecordingSession):
             self._numbers.place()
             self.states[0].begin()
         inputs = self._inputs
-        self.parallel.begin(self._fakes)
+        self.parallel.begin({id(entry.value): entry.fake for entry in inputs.inputs})
         steps, code = self._steps.noted(), code_put_back(inputs.python_guards)
         try:
             with steps, code, iterators_kept(inputs.state, inputs.arguments):
                 return self._program(*inputs.args, **inputs.kwargs)
         finally:
+            self.parallel.end()
             self._sizes.returned = True
             if looked_up:
                 have_plain_keys(held.container for state in self.states for held in state.walk.containers.values())

@@ -26,6 +26,7 @@ class Way(Enum):
     VALUE = "as it is: it returns what it computes, and acts on other processes"
     WRITE = "as any operator whose schema declares its writes; it acts on no other process"
     WAIT = "as it is: it returns its argument once that has arrived"
+    DECOMPOSED = "by the operators that its own kernel calls"
     LOCAL = "as it is: it acts on no other process"
     REFUSED = "not at all"
 
@@ -133,7 +134,7 @@ _ROWS = (
     *_refused("c10d_functional", _PEERS, _UNDECLARED),
     Collective("_dtensor::shard_dim_alltoall", "all_to_all", Way.VALUE),
     Collective("_dtensor::mesh_get_process_group", "group", Way.LOCAL),
-    *_refused("fsdp", ["all_gather_copy_in"], _UNDECLARED),
+    Collective("fsdp::all_gather_copy_in", "all_gather_copy_in", Way.DECOMPOSED),
     *(Collective(f"fsdp::{name}", name, Way.WRITE) for name in ("chunk_cat", "copy_", "split_with_sizes_copy")),
     *_refused("symm_mem", _SYMMETRIC, _REMOTE),
 )

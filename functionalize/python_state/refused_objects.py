@@ -21,7 +21,6 @@ from functionalize.python_state.traversal_rules import key_behind
 from functionalize.refusals.python_objects import WEAK_KEYS_CHANGED
 from functionalize.refusals.refusal import Refusal
 from functionalize.refusals.tensors import (
-    FULLY_SHARDED_MODULE,
     LAZY_PARAMETER,
     SCRIPT_MODULE,
     SHARDED_MODULE,
@@ -32,7 +31,6 @@ from functionalize.refusals.tensors import (
 # Classes of torch by name, so that torch.distributed is not loaded.
 _MODULES: Mapping[str, Refusal[UnsupportedProgramError]] = {
     "FullyShardedDataParallel": SHARDED_MODULE,
-    "FSDPModule": FULLY_SHARDED_MODULE,
     "ScriptModule": SCRIPT_MODULE,
 }
 

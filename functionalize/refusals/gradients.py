@@ -143,7 +143,7 @@ capture(lambda x: Noting.apply(x), (torch.ones(2, requires_grad=True),), gradien
 )
 REDUCED_OUTSIDE = Refusal(
     UnsupportedProgramError,
-    what="gradients are taken of a program that runs a module of DistributedDataParallel",
+    what="gradients are taken of a program that runs a module of {module}",
     why="the module averages gradients over ranks while autograd accumulates them, and a backward outside of the "
     "program would not",
     hint="capture the whole training step, with its `backward()`; or run the program under torch.no_grad()",

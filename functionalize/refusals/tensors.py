@@ -124,9 +124,17 @@ SHARDED_MODULE = Refusal(
 )
 FULLY_SHARDED_MODULE = Refusal(
     UnsupportedProgramError,
-    what="{module} is a {kind}",
-    why=_SHARDED,
-    hint="capture the module before `fully_shard`",
+    what="a module of `fully_shard` {problem}",
+    why="a captured program begins with sharded parameters, and knows of no other records",
+    hint="capture it in the state in which a training step leaves it",
+    no_example=_PROCESSES,
+)
+LEFT_GATHERED = Refusal(
+    UnsupportedProgramError,
+    what="the program leaves a module of `fully_shard` with gathered parameters or other settings",
+    why="the next call in eager would not gather them again, but a captured program leaves no such records",
+    hint="capture the whole training step, with its `backward()`; for a forward alone, use "
+    "`fully_shard(module, reshard_after_forward=True)` for the outermost module too",
     no_example=_PROCESSES,
 )
 SCRIPT_MODULE = Refusal(

@@ -443,7 +443,7 @@ def _choose(func: Any) -> Handler:
     if func in (aten.slice.Tensor, aten.select.int):
         return _part
     row = collective(func)
-    if row is not None and row.way in (Way.TWIN, Way.REFUSED):
+    if row is not None and row.way in (Way.TWIN, Way.REFUSED, Way.DECOMPOSED):
         return FunctionalizeMode._collective
     handler = _by_row(func)
     if handler is _FUNCTIONAL and starts(func):

@@ -7,7 +7,8 @@ C++.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -92,3 +93,90 @@ class SilentLogger:
     """What DistributedDataParallel calls on its logger."""
 
     def set_runtime_stats_and_log(self) -> None: ...
+
+
+def is_fully_sharded(value: object) -> bool:
+    """Whether an object is a module of ``fully_shard``."""
+    return isinstance(value, torch.distributed.fsdp.FSDPModule)
+
+
+# What decides how the parameters of a group are gathered, and their gradients reduced.
+_SETTINGS = (
+    *("reduce_grads", "all_reduce_grads", "reshard_after_backward", "gradient_divide_factor", "mp_policy"),
+    *("reduce_scatter_unused_params", "force_sum_reduction_for_comms", "unshard_in_backward", "_all_reduce_hook"),
+    *("post_forward_mesh_info", "offload_policy", "_partial_reduce_output"),
+)
+
+
+def shard_settings(state: Any) -> list[Any]:
+    """What decides how a module of ``fully_shard`` communicates, and whether its parameters are gathered now."""
+    groups = state._fsdp_param_groups
+    settings = [getattr(group, name, None) for group in groups for name in _SETTINGS]
+    params = [param for group in groups for param in group.fsdp_params]
+    return [*settings, *((param.sharded_state, param.unsharded_accumulated_grad is None) for param in params)]
+
+
+class Shards:
+    """The records that ``fully_shard`` keeps of one module, while a capture runs it on fake parameters."""
+
+    def __init__(self, module: Any) -> None:
+        self._state = state = module._get_fsdp_state()
+        self._params = [param for group in state._fsdp_param_groups for param in group.fsdp_params]
+        self._objects = [state, state._state_ctx, state._comm_ctx, *state._fsdp_param_groups, *self._params]
+        self._settings = shard_settings(state)
+        self._before: list[_Record] = []
+
+    @property
+    def problem(self) -> str | None:
+        """Why the module cannot be captured as it is now; None if it can."""
+        if self._state._is_root is None:
+            return "has not run yet, so that it is unknown which module is the outermost: run a training step first"
+        if any(param.offload_to_cpu for param in self._params):
+            return "offloads parameters to the CPU"
+        if any(param.sharded_state.name != "SHARDED" for param in self._params):
+            return "holds gathered parameters: call its `reshard()` first"
+        if any(param.unsharded_accumulated_grad is not None for param in self._params):
+            return "holds gradients that are not reduced yet"
+        return None
+
+    @property
+    def is_as_before(self) -> bool:
+        """Whether the program has left the settings, and all parameters sharded."""
+        return shard_settings(self._state) == self._settings
+
+    def begin(self, fakes: Mapping[int, Any]) -> None:
+        """Let the records hold fake parameters, and no buffers of gathered ones."""
+        self._before = [_Record.of(value) for value in self._objects]
+        for param in self._params:
+            data = param._sharded_param_data
+            param.sharded_param = fakes[id(param.sharded_param)]
+            local = param.sharded_param._local_tensor.detach()
+            param._sharded_param_data = local.as_strided(data.size(), data.stride(), data.storage_offset())
+            param.all_gather_outputs, param._unsharded_inner_tensors = [], []
+            vars(param).pop("_unsharded_param", None)
+
+    def put_back(self) -> None:
+        """Restore the records."""
+        for record in self._before:
+            record.restore()
+
+
+@dataclass(frozen=True, eq=False)
+class _Record:
+    """An object, its attributes, and the contents of those that are lists."""
+
+    value: Any
+    attributes: Mapping[str, Any]
+    lists: Mapping[str, Sequence[Any]]
+
+    @classmethod
+    def of(cls, value: Any) -> _Record:
+        attributes = dict(vars(value))
+        return cls(value, attributes, {name: [*item] for name, item in attributes.items() if type(item) is list})
+
+    def restore(self) -> None:
+        attributes = vars(self.value)
+        attributes.clear()
+        attributes.update(self.attributes)
+        for name, content in self.lists.items():
+            attributes[name][:] = content

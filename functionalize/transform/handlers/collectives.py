@@ -20,10 +20,17 @@ import torch
 from torch.fx import has_side_effect
 
 from functionalize._torch import below_autograd, below_mode, pytree
-from functionalize._torch.distributed.collectives import boxed, group_of, reduction_name, register_shapes, work_class
+from functionalize._torch.distributed.collectives import (
+    boxed,
+    group_of,
+    kernel_of,
+    reduction_name,
+    register_shapes,
+    work_class,
+)
 from functionalize.aliasing.geometry import same
 from functionalize.aliasing.tensor_queries import is_contiguous, tensor_leaves
-from functionalize.ops.collectives import Collective, collective
+from functionalize.ops.collectives import Collective, Way, collective
 from functionalize.ops.tables import overload
 from functionalize.refusals.operators import COLLECTIVE
 from functionalize.transform.context import FunctionalizationContext
@@ -112,6 +119,9 @@ def run(context: FunctionalizationContext, func: Any, args: Sequence[Any], kwarg
     named |= dict(zip(named, args, strict=False)) | kwargs
     if row is None or row.reason is not None:
         raise COLLECTIVE.error(op=func.name(), reason=None if row is None else row.reason)
+    if row.way is Way.DECOMPOSED:
+        with context.enter():
+            return kernel_of(func)(*args, **kwargs)
     call = _Call(context, row, func, named, group_of(named["process_group"]))
     if any(tensor.layout is not torch.strided for tensor in call.tensors):
         raise call.refused("a tensor is sparse")
