@@ -59,7 +59,7 @@ class ParallelModules:
         """Raise where the program leaves other records of sharded modules than it found.
 
         Raises:
-            UnsupportedProgramError: it leaves parameters gathered, or other settings.
+            UnsupportedProgramError: it leaves parameters gathered, or other options.
         """
         if self._left_gathered:
             raise LEFT_GATHERED.error()

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from functionalize._torch.distributed.parallel import shard_settings
+from functionalize._torch.distributed.parallel import shard_options
 from functionalize.python_state.buffers import ARRAYS, held_by
 from functionalize.python_state.decompose import Comparison, decomposition_of, items_of
 from functionalize.python_state.slots import ObjectSource
@@ -86,9 +86,6 @@ def frozen(value: Any, memo: dict[int, Any], depth: int = DEPTH) -> Any:
         return value
     if cls in EMPTY and not value:  # the hooks of most modules
         return memo.get(id(value), EMPTY[cls])
-    if cls.__module__.startswith("torch.distributed.fsdp."):
-        settings = shard_settings(value) if cls.__qualname__ == "FSDPState" else [None]
-        return Content(cls, (), tuple(frozen(setting, {}, 1) for setting in settings))
     comparison = decomposition_of(cls).comparison
     if comparison is Comparison.VALUE:
         return value
@@ -105,6 +102,9 @@ def frozen(value: Any, memo: dict[int, Any], depth: int = DEPTH) -> Any:
 
 def _content(value: Any, comparison: Comparison, memo: dict[int, Any], depth: int) -> Any:
     cls = type(value)
+    if str(cls.__module__).startswith("torch.distributed.fsdp."):
+        options = shard_options(value) if cls.__qualname__ == "FSDPState" else [None]
+        return Content(cls, (), tuple(frozen(option, {}, 1) for option in options))
     if comparison is Comparison.OTHER and not hasattr(value, "__dict__"):
         held = held_by(value, ARRAYS)
         if held is not None:

@@ -91,7 +91,7 @@ def _is_foreign(cls: type) -> bool:
         return True
     if _is_plain(cls) or root_of(cls.__module__) in ("builtins", "__main__"):
         return False
-    return is_internal(cls.__module__) or cls.__module__.startswith("torch.distributed.fsdp.")
+    return is_internal(cls.__module__) or cls.__module__.startswith("torch.distributed.fsdp.")  # keeps its own records
 
 
 @per_class

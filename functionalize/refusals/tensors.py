@@ -131,7 +131,7 @@ FULLY_SHARDED_MODULE = Refusal(
 )
 LEFT_GATHERED = Refusal(
     UnsupportedProgramError,
-    what="the program leaves a module of `fully_shard` with gathered parameters or other settings",
+    what="the program leaves a module of `fully_shard` with gathered parameters or other options",
     why="the next call in eager would not gather them again, but a captured program leaves no such records",
     hint="capture the whole training step, with its `backward()`; for a forward alone, use "
     "`fully_shard(module, reshard_after_forward=True)` for the outermost module too",

@@ -101,19 +101,19 @@ def is_fully_sharded(value: object) -> bool:
 
 
 # What decides how the parameters of a group are gathered, and their gradients reduced.
-_SETTINGS = (
+_OPTIONS = (
     *("reduce_grads", "all_reduce_grads", "reshard_after_backward", "gradient_divide_factor", "mp_policy"),
     *("reduce_scatter_unused_params", "force_sum_reduction_for_comms", "unshard_in_backward", "_all_reduce_hook"),
     *("post_forward_mesh_info", "offload_policy", "_partial_reduce_output"),
 )
 
 
-def shard_settings(state: Any) -> list[Any]:
+def shard_options(state: Any) -> list[Any]:
     """What decides how a module of ``fully_shard`` communicates, and whether its parameters are gathered now."""
     groups = state._fsdp_param_groups
-    settings = [getattr(group, name, None) for group in groups for name in _SETTINGS]
+    options = [getattr(group, name, None) for group in groups for name in _OPTIONS]
     params = [param for group in groups for param in group.fsdp_params]
-    return [*settings, *((param.sharded_state, param.unsharded_accumulated_grad is None) for param in params)]
+    return [*options, *((param.sharded_state, param.unsharded_accumulated_grad is None) for param in params)]
 
 
 class Shards:
@@ -123,7 +123,7 @@ class Shards:
         self._state = state = module._get_fsdp_state()
         self._params = [param for group in state._fsdp_param_groups for param in group.fsdp_params]
         self._objects = [state, state._state_ctx, state._comm_ctx, *state._fsdp_param_groups, *self._params]
-        self._settings = shard_settings(state)
+        self._options = shard_options(state)
         self._before: list[_Record] = []
 
     @property
@@ -141,8 +141,8 @@ class Shards:
 
     @property
     def is_as_before(self) -> bool:
-        """Whether the program has left the settings, and all parameters sharded."""
-        return shard_settings(self._state) == self._settings
+        """Whether the program has left the options, and all parameters sharded."""
+        return shard_options(self._state) == self._options
 
     def begin(self, fakes: Mapping[int, Any]) -> None:
         """Let the records hold fake parameters, and no buffers of gathered ones."""

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from functionalize import capture, verify
 from functionalize._torch.distributed.worlds import fake_world
@@ -134,7 +134,6 @@ def test_what_is_not_as_a_step_leaves_it_is_refused() -> None:
             capture(step, (x,))
         step(x)
         model: Any = step.model
-        assert isinstance(model, FSDPModule)
         with torch.no_grad(), pytest.raises(UnsupportedProgramError, match="with gathered parameters"):
             capture(model, (x,))
         with torch.no_grad():
