@@ -17,7 +17,7 @@ from functionalize._torch.distributed.parallel import shard_options
 from functionalize.python_state.buffers import ARRAYS, held_by
 from functionalize.python_state.decompose import Comparison, decomposition_of, items_of
 from functionalize.python_state.slots import ObjectSource
-from functionalize.python_state.traversal_rules import PLAIN
+from functionalize.python_state.traversal_rules import PLAIN, keeps_shards
 
 DEPTH = 4  # of containers and objects; tuples do not count
 
@@ -102,7 +102,7 @@ def frozen(value: Any, memo: dict[int, Any], depth: int = DEPTH) -> Any:
 
 def _content(value: Any, comparison: Comparison, memo: dict[int, Any], depth: int) -> Any:
     cls = type(value)
-    if str(cls.__module__).startswith("torch.distributed.fsdp."):
+    if keeps_shards(cls):
         options = shard_options(value) if cls.__qualname__ == "FSDPState" else [None]
         return Content(cls, (), tuple(frozen(option, {}, 1) for option in options))
     if comparison is Comparison.OTHER and not hasattr(value, "__dict__"):

@@ -78,6 +78,11 @@ def is_value(cls: type) -> bool:
     return cls in _PATHS or (cls.__module__, cls.__qualname__) in _VALUES_OF_TORCH
 
 
+def keeps_shards(cls: type) -> bool:
+    """Whether objects of a class are the records that ``fully_shard`` keeps of a module, which a capture puts back."""
+    return str(cls.__module__).startswith("torch.distributed.fsdp.")
+
+
 def _is_plain(cls: type) -> bool:
     return any((base.__module__, base.__qualname__) in _PLAIN_OBJECTS for base in cls.__mro__)
 
@@ -91,7 +96,7 @@ def _is_foreign(cls: type) -> bool:
         return True
     if _is_plain(cls) or root_of(cls.__module__) in ("builtins", "__main__"):
         return False
-    return is_internal(cls.__module__) or cls.__module__.startswith("torch.distributed.fsdp.")  # keeps its own records
+    return is_internal(cls.__module__) or keeps_shards(cls)
 
 
 @per_class

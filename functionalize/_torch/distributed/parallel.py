@@ -163,20 +163,23 @@ class Shards:
 
 @dataclass(frozen=True, eq=False)
 class _Record:
-    """An object, its attributes, and the contents of those that are lists."""
+    """An object, its attributes, and the contents of those that are lists, sets or dicts."""
 
     value: Any
     attributes: Mapping[str, Any]
-    lists: Mapping[str, Sequence[Any]]
+    contents: Mapping[str, Any]  # copies
 
     @classmethod
     def of(cls, value: Any) -> _Record:
         attributes = dict(vars(value))
-        return cls(value, attributes, {name: [*item] for name, item in attributes.items() if type(item) is list})
+        held = {name: item for name, item in attributes.items() if type(item) in (list, set, dict)}
+        return cls(value, attributes, {name: item.copy() for name, item in held.items()})
 
     def restore(self) -> None:
         attributes = vars(self.value)
         attributes.clear()
         attributes.update(self.attributes)
-        for name, content in self.lists.items():
-            attributes[name][:] = content
+        for name, content in self.contents.items():
+            container = attributes[name]
+            container.clear()
+            container.extend(content) if type(container) is list else container.update(content)

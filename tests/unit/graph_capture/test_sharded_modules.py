@@ -65,6 +65,8 @@ class Case:
     step: type[Step] = Step
     optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW
     options: Mapping[str, Any] = field(default_factory=dict)
+    width: int = 8  # of the hidden layer, which ranks share evenly or not
+    frozen: bool = False  # whether the first weight requires no gradients
 
 
 CASES = {
@@ -72,13 +74,17 @@ CASES = {
     "clipped": Case(Clipped),
     "accumulated": Case(Accumulated, torch.optim.SGD),
     "bf16": Case(options={"mp_policy": BF16}),
+    "uneven, in part frozen": Case(Clipped, width=7, frozen=True),
     "kept gathered": Case(options={"reshard_after_forward": False}),
 }
 
 
 def sharded(case: Case) -> Step:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 6), nn.Linear(6, 3))
+    model = nn.Sequential(
+        nn.Linear(4, case.width), nn.LayerNorm(case.width), nn.ReLU(), nn.Linear(case.width, 6), nn.Linear(6, 3)
+    )
+    model[0].weight.requires_grad_(not case.frozen)
     for part in (model[0], model[3], model):
         fully_shard(part, **case.options)
     return case.step(model, case.optimizer(model.parameters(), lr=0.05))
@@ -86,7 +92,7 @@ def sharded(case: Case) -> Step:
 
 def program(name: str, rank: int, world: int, group: Any) -> Program:
     """A step after another one, which determines the outermost module."""
-    step, x = sharded(CASES[name]), torch.arange(24.0).view(6, 4).sin() + rank
+    step, x = sharded(CASES[name]), torch.arange(48.0).view(6, 8).sin()[:, ::2] + rank
     step(x)
     return Program(step, lambda call: (x + call,))
 

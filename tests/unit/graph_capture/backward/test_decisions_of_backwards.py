@@ -1,4 +1,4 @@
-"""Derivative formulas that ask for data-dependent sizes: each call that is differentiated decides by its data."""
+"""Derivative formulas that ask for data-dependent sizes: each differentiated call branches on its tensor values."""
 
 from __future__ import annotations
 
