@@ -55,6 +55,7 @@ from functionalize.runtime.autograd.joint import Backward, JointGraph
 from functionalize.runtime.calls.precheck import precheck_of
 from functionalize.runtime.calls.specialization import Recorded
 from functionalize.runtime.decisions import Decision
+from functionalize.runtime.graphs.waits import sink_waits
 from functionalize.runtime.metadata import (
     BaseResult,
     GraphTraits,
@@ -369,6 +370,7 @@ class GraphFinalizer:
         """End the graph, and describe it."""
         self.tracer.graph.output(tuple(self.outputs.nodes))
         drop_dead(self.tracer.graph)
+        sink_waits(self.tracer.graph)
         unused, read, accumulates = drop_unread(self.inputs, self.tracer.graph, {m.input for m in mutations})
         numbers = {id(entry): number for number, entry in enumerate(self.inputs)}
         return ProgramMetadata(

@@ -23,6 +23,7 @@ from functionalize.ops.variants import view_of
 from functionalize.reachability import nodes_behind
 from functionalize.refusals.values import RUNS_ONCE
 from functionalize.runtime.autograd.joint import ForwardCall, JointGraph
+from functionalize.runtime.graphs.waits import sink_waits
 from functionalize.runtime.random_state import is_random
 
 PartitionFn = Callable[..., tuple[GraphModule, GraphModule]]
@@ -49,6 +50,8 @@ def partition(joint: JointGraph, partition_fn: PartitionFn | None, compile_fn: C
     _start_once(forward.graph, backward.graph)
     _put_in_order(forward.graph, sequence)
     _put_in_order(backward.graph, sequence)
+    sink_waits(forward.graph)
+    sink_waits(backward.graph)
     names = {f"primals_{number}": name for number, name in zip(joint.numbers, joint.names, strict=True)}
     outputs, ends = _outputs(forward), _outputs(backward)[kept.backward :]
     gradients, written = ends[: len(ends) - len(joint.tangents)], ends[len(ends) - len(joint.tangents) :]
