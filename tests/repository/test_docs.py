@@ -233,12 +233,24 @@ def test_demo_ends_well() -> None:
     assert "Both graphs are pure and equal to eager." in run_script("examples/demo.py")
 
 
+@pytest.mark.slow(seconds=10)
+def test_the_page_on_many_ranks_shows_its_example_and_what_two_ranks_print() -> None:
+    blocks = [
+        (block["language"], block["body"]) for block in FENCE.finditer((ROOT / "docs" / "distributed.md").read_text())
+    ]
+    code = [body for language, body in blocks if language == "py"]
+    shown = "".join(body for language, body in blocks if language == "text")
+    example = "examples/many_ranks.py"
+    assert len(code) == 4 and all(part in (ROOT / example).read_text() for part in code)
+    assert shown == run_script("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", example)
+
+
 @pytest.mark.full(seconds=10)
 def test_deferred_example_ends_well() -> None:
     assert "from the last layer to the first, equal to eager: True" in run_script("examples/deferred.py")
 
 
-def run_script(path: str) -> str:
-    done = subprocess.run([sys.executable, ROOT / path], capture_output=True, text=True)
+def run_script(*arguments: str) -> str:
+    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

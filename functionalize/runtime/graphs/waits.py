@@ -13,8 +13,7 @@ _WAIT = torch.ops._c10d_functional.wait_tensor.default
 
 
 def sink_waits(graph: Graph) -> None:
-    """Move each wait down to its first reader."""
+    """Move each wait down to its first reader, or to the end."""
     waits = graph.find_nodes(op="call_function", target=_WAIT)
     for wait in reversed(waits):  # a wait for a wait moves first
-        if wait.users:
-            min(wait.users).prepend(wait)
+        (min(wait.users) if wait.users else graph.output_node()).prepend(wait)
