@@ -201,11 +201,15 @@ DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
 }
 
 # Of these, what torch decomposes into something else, and for autograd before any table is asked; and what is
-# differentiated, which it cannot do where it takes programs apart.
+# differentiated, which it cannot do where it takes programs apart. The last three it leaves as they are in any table, as
+# they have composite kernels beside their own.
 DIFFERING = DIFFERENTIATED | {
     aten.multilabel_margin_loss_forward.default,
     aten.multilabel_margin_loss_backward.default,
     *ATTENTION,
+    aten.mish_backward.default,
+    aten.native_channel_shuffle.default,
+    aten.silu_backward.default,
 }
 # What torch's tables compute with 32 bits, where its kernels do not: for programs that torch runs.
 ROUNDED: dict[Any, Callable[..., Any]] = {

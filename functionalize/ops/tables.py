@@ -72,14 +72,16 @@ def row(op: Any) -> OpRow:
 
 
 def decomposes(op: Any) -> bool:
-    """Whether an operator has a CompositeImplicitAutograd kernel.
+    """Whether an operator has a CompositeImplicitAutograd kernel, and no kernel of its own for CPU.
 
     Example:
-        >>> decomposes(torch.ops.aten.matmul.default), decomposes(torch.ops.aten.mm.default)
+        >>> decomposes(torch.ops.aten.matmul.default), decomposes(torch.ops.aten.silu_backward.default)
         (True, False)
     """
     name = "CompositeImplicitAutograd"
     try:
+        if op.has_kernel_for_dispatch_key("CPU"):
+            return False
         return any(key.name == name for key in op.py_kernels) or bool(op.has_kernel_for_dispatch_key(name))
     except RuntimeError:  # operators like prim::device are registered with TorchScript, not with the dispatcher
         return False
