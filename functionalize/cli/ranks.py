@@ -10,15 +10,17 @@ from __future__ import annotations
 import multiprocessing
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from functionalize.cli.shared import Job
     from functionalize.runtime.calls.program import CapturedProgram
 
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 _PEERS = ("send", "receive")
 _PRELOADED = (
     "functionalize.graph_capture.capture",
@@ -94,24 +96,33 @@ def volume_lines(issued: Sequence[Issued]) -> Iterator[str]:
 
 
 def captured_by_each(job: Job) -> list[RankProgram]:
-    """The programs of all ranks, by rank, each captured in a process of its own."""
+    """The programs of all ranks, by rank."""
     assert job.world is not None
+    return in_processes(_captured, [job.of_rank(rank) for rank in range(job.world)])
+
+
+def in_processes(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+    """What a function returns for each item, each in a process of its own: torch keeps groups of ended worlds."""
     servers = "forkserver" in multiprocessing.get_all_start_methods()  # not on Windows
     context = multiprocessing.get_context("forkserver" if servers else "spawn")
     if servers:
         context.set_forkserver_preload([__name__, *_PRELOADED])
-    workers = min(job.world, os.cpu_count() or 1)
+    workers = min(len(items), os.cpu_count() or 1)
     with ProcessPoolExecutor(workers, mp_context=context, max_tasks_per_child=1) as pool:
-        return list(pool.map(_captured, [job.of_rank(rank) for rank in range(job.world)]))
+        return list(pool.map(function, items))
 
 
 def _captured(job: Job) -> RankProgram:
     with job.ranks():
-        program = job.capture()
-        code, issued = str(program.graph_module.code), tuple(issued_by(program))
-        for entry in issued:
-            code = code.replace(f"'{entry.group}'", f"'{entry.axis}'")
-        return RankProgram(issued, code)
+        return rank_program(job.capture())
+
+
+def rank_program(program: CapturedProgram) -> RankProgram:
+    """What a program issues, while the world that it was captured in is there."""
+    code, issued = str(program.graph_module.code), tuple(issued_by(program))
+    for entry in issued:
+        code = code.replace(f"'{entry.group}'", f"'{entry.axis}'")
+    return RankProgram(issued, code)
 
 
 def disagreement(orders: Sequence[Sequence[Issued]]) -> list[str]:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from functionalize._torch.subclasses.sharding import PLANNER, dispatcher, planning_once
 from functionalize.graph_capture.inputs.tensor_attributes import TensorAttributes
 from functionalize.graph_capture.parallel_modules import ParallelModules
 from functionalize.graph_capture.refusals.refused_calls import rows_for_processes, rows_for_streams
@@ -43,6 +44,7 @@ class RunPatches:
         yield from rows_for_threads()
         yield from rows_for_streams()
         yield from self.parallel.rows()
+        yield from rows_for_plans()
         yield from rows_for_processes()
         yield from self.draws.rows()
         yield from self.attributes.rows()
@@ -58,6 +60,13 @@ class RunPatches:
     def patches(self) -> Patches:
         """All rows, to be entered around the run."""
         return Patches(self.rows(), self.rows_for_symbols)
+
+
+def rows_for_plans() -> Iterator[Patch]:
+    """Have DTensor plan an optimizer's parameters of equal sizes and placements once."""
+    cls = dispatcher()
+    if cls is not None:
+        yield Patch(cls, PLANNER, planning_once)
 
 
 @contextlib.contextmanager
