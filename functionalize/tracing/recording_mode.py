@@ -75,6 +75,7 @@ class RecordingMode(ProxyTorchDispatchMode):
         self._annotate, self._observe, self._observed = annotate, observe, observed
         self._default_dtype = torch.get_default_dtype()
         self._torchs_mode = ProxyTorchDispatchMode(self.tracer, self.tracing_mode)
+        self._last_items: dict[Node, Node] = {}  # of each node with several results, the item made last
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         out = self._fast_path(func, args, kwargs or {})
@@ -168,11 +169,13 @@ class RecordingMode(ProxyTorchDispatchMode):
 
     def item_of(self, node: Node, index: int, shown: FakeTensor | None) -> Node:
         """The node of one result of several, made on first use: most programs use one."""
-        graph, before = self.tracer.graph, node
+        graph, last = self.tracer.graph, self._last_items.get(node)
+        before = node if last is None or _result_index(last, node) > index else last
         while _result_index(before.next, node) < index:
             before = before.next
         with graph.inserting_after(before):
             item = new_node(graph, operator.getitem, (node, index), {}, "getitem")
+        self._last_items[node] = item
         item.meta.update({name: node.meta[name] for name in ORIGIN if name in node.meta}, val=shown)
         return item
 

@@ -95,6 +95,7 @@ class Epilogue:
         """``whole``: handles, by identity, of inputs that are written back whole even if parts suffice."""
         self.context, self.outputs, self._kept_whole = context, outputs, whole
         self.inputs = [*inputs, *_outside(context, inputs)]
+        self._storages = Counter(entry.storage for entry in self.inputs)
         self._returned = {id(handle) for handle in outputs}
         self.moved = [entry for entry in self.inputs if moved(entry)]
         for entry in self.moved:
@@ -187,8 +188,7 @@ class Epilogue:
     def _in_parts(self, entry: Input, view: View, storages: set[int]) -> WriteBack | None:
         """The write-back of the written parts; None unless plain views lead there, and they are less than the input."""
         kept = view.base.kept
-        alone = sum(other.storage == entry.storage for other in self.inputs) == 1
-        if not kept or not alone or entry in self.moved or view is not view.base.root:
+        if not kept or self._storages[entry.storage] > 1 or entry in self.moved or view is not view.base.root:
             return None
         paths = [path for written in kept if (path := _path(written, view)) is not None]
         whole = id(entry.handle) in self._kept_whole or len(paths) < len(kept)
