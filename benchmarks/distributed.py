@@ -32,7 +32,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run as a scri
 from benchmarks.measure import environment
 from functionalize import capture
 from functionalize._torch.distributed.worlds import fake_world
-from functionalize.cli.ranks import RankProgram, in_processes, issued_by, rank_program, volume_lines
+from functionalize.cli.ranks import RankProgram, in_processes, rank_program, volume_lines
+from functionalize.verify import collectives, volumes
 
 TENSOR_RANKS = 8
 SEQUENCE = 2048
@@ -198,7 +199,7 @@ def measure(shape: Shape, ranks: int, rank: int) -> None:
             program = capture(training.step, training.args)
         print(f"{training.parameters / 1e9:.1f} billion parameters, {shape.layers} layers; rank {rank} of {ranks}")
         print(f"{len(program.graph.nodes)} nodes")
-        for line in volume_lines(issued_by(program)):
+        for line in volume_lines(volumes(collectives(program.graph))):
             print(line)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "linux" else 2**30)
     print(f"process: {time.process_time():.1f} s of the processor, {peak:.2f} GiB at most")

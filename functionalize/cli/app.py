@@ -23,10 +23,8 @@ from functionalize.cli.onnx_options import OnnxOptions, with_onnx_options
 from functionalize.cli.ranks import (
     captured_by_each,
     disagreement,
-    issued_by,
     values_on_all_ranks,
     volume_lines,
-    volumes,
 )
 from functionalize.cli.shared import (
     Job,
@@ -131,10 +129,12 @@ def trace(job: Job) -> None:
         say(job, f"writes {write['target']}: {write['op']} at {write['location']}")
     say(job, f"{counted(data['ops'], 'operator')}, {counted(len(data['mutations']), 'write')}")
     if job.world is not None:
-        issued = issued_by(program)
-        for line in volume_lines(issued):
+        from functionalize.verify import collectives, volumes
+
+        rows = volumes(collectives(program.graph_module))
+        for line in volume_lines(rows):
             say(job, line)
-        data |= {"collectives": volumes(issued)}
+        data |= {"collectives": [asdict(row) for row in rows]}
     answer(job, {"target": job.target, **data, "code": code})
 
 

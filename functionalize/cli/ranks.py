@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from functionalize.cli.shared import Job
     from functionalize.runtime.calls.program import CapturedProgram
+    from functionalize.verify import Volume
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -59,40 +59,19 @@ class RankProgram:
 
 
 def issued_by(program: CapturedProgram) -> list[Issued]:
-    """The collectives of a program, in order, while the world that it was captured in is there."""
-    from functionalize._torch.distributed.worlds import group_named
+    """The collectives of a program, in order."""
     from functionalize.verify import collectives, source_line
 
-    made = []
-    for entry in collectives(program.graph_module):
-        group, line = group_named(entry.group), source_line(entry.node) or "unknown"
-        made.append(Issued(entry.kind, entry.group, group.axis, group.ranks, entry.bytes, line))
-    return made
-
-
-def volumes(issued: Sequence[Issued]) -> list[dict[str, Any]]:
-    """By kind and axis: how many collectives, and how many bytes they move on this rank."""
-    count, size = Counter[tuple[str, str, int]](), Counter[tuple[str, str, int]]()
-    for entry in issued:
-        key = entry.kind, entry.axis, len(entry.ranks)
-        count[key] += 1
-        size[key] += entry.bytes or 0
     return [
-        {
-            "kind": kind,
-            "axis": axis,
-            "ranks": ranks,
-            "count": count[kind, axis, ranks],
-            "bytes": size[kind, axis, ranks],
-        }
-        for kind, axis, ranks in count
+        Issued(entry.kind, entry.group, entry.axis, entry.ranks, entry.bytes, source_line(entry.node) or "unknown")
+        for entry in collectives(program.graph_module)
     ]
 
 
-def volume_lines(issued: Sequence[Issued]) -> Iterator[str]:
-    """The same, for people."""
-    for row in volumes(issued):
-        yield f"{row['count']} x {row['kind']} over {row['axis']} ({row['ranks']} ranks), {_size(row['bytes'])}"
+def volume_lines(rows: Iterable[Volume]) -> Iterator[str]:
+    """The volume of a program's collectives, for people."""
+    for row in rows:
+        yield f"{row.count} x {row.kind} over {row.axis} ({row.ranks} ranks), {_size(row.bytes)}"
 
 
 def captured_by_each(job: Job) -> list[RankProgram]:
@@ -118,7 +97,7 @@ def _captured(job: Job) -> RankProgram:
 
 
 def rank_program(program: CapturedProgram) -> RankProgram:
-    """What a program issues, while the world that it was captured in is there."""
+    """What a program issues."""
     code, issued = str(program.graph_module.code), tuple(issued_by(program))
     for entry in issued:
         code = code.replace(f"'{entry.group}'", f"'{entry.axis}'")

@@ -14,6 +14,7 @@ import torch
 
 from functionalize._torch import ASKED_PROPERTIES, GRADIENT, HOOKS, KIND, FakeTensor, has_gradient_hooks
 from functionalize._torch.autograd import outside_of_the_caller
+from functionalize._torch.distributed.communication import note_groups
 from functionalize._torch.fakes import (
     CaptureFakeMode,
     below_dispatch,
@@ -228,6 +229,7 @@ class CaptureSession(RecordingSession):
             recorded = self._recorded_on_fakes()
         self._sizes.check(mode.shape_env)
         self._provenance.write(recorded.graph)
+        note_groups(recorded.graph)
         self._numbers.check()
         self.parallel.refuse_left_gathered()
         refuse_changed(inputs.inputs)

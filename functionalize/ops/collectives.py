@@ -57,7 +57,12 @@ def _refused(namespace: str, names: Iterable[str], reason: str) -> Iterable[Coll
 
 
 def _values(namespace: str, names: Iterable[str]) -> Iterable[Collective]:
-    return (Collective(f"{namespace}::{name}", name.removesuffix("_coalesced"), Way.VALUE) for name in names)
+    return (Collective(f"{namespace}::{name}", _form(name), Way.VALUE) for name in names)
+
+
+def _form(name: str) -> str:
+    """What an operator does: `all_gather` for `all_gather_into_tensor_coalesced`."""
+    return functools.reduce(str.removesuffix, ("_coalesced", "_into_tensor", "_tensor", "_single"), name)
 
 
 _FUNCTIONAL = ("all_gather_into_tensor", "all_to_all_single", "reduce_scatter_tensor")

@@ -16,6 +16,7 @@ from torch.fx import Graph
 from torch.fx import Node as FxNode
 
 from functionalize._torch import is_symbolic
+from functionalize._torch.distributed.communication import collectives
 from functionalize.aliasing.geometry import Layout
 from functionalize.aliasing.history import AliasHistory, BaseRecord
 from functionalize.report import model
@@ -111,6 +112,7 @@ class _Builder:
             tuple(self._mutations()),
             tuple(metadata),
             tuple(map(str, self._program.sizes)),
+            collectives=tuple(self._collectives()),
         )
 
     def _title(self) -> str:
@@ -222,6 +224,11 @@ class _Builder:
                 yield model.Back(number, at, str(output.target), name, self._named(region), size)
 
     # Tables
+
+    def _collectives(self) -> Iterator[model.Collective]:
+        for entry in collectives(self._program.graph):
+            number = self._numbers[entry.node.name]
+            yield model.Collective(number, entry.kind, entry.axis, len(entry.ranks), entry.bytes)
 
     def _mutations(self) -> Iterator[model.Mutation]:
         for write in self._program.mutations:

@@ -109,4 +109,5 @@ def size_text(count: int | None) -> str:
     if count < 1024:
         return f"{count} B"
     power = min((count.bit_length() - 1) // 10, 4)
-    return f"{count / 1024**power:.3g} {('KiB', 'MiB', 'GiB', 'TiB')[power - 1]}"
+    value = count / 1024**power
+    return f"{value:{'.0f' if value >= 999.5 else '.3g'}} {('KiB', 'MiB', 'GiB', 'TiB')[power - 1]}"

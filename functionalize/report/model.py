@@ -156,6 +156,17 @@ class Amount:
 
 
 @dataclass(frozen=True)
+class Collective:
+    """One collective, send or receive: the number of its node, and what it moves over which axis of the mesh."""
+
+    node: int
+    kind: str
+    axis: str
+    ranks: int  # how many are in the group
+    bytes: int | None
+
+
+@dataclass(frozen=True)
 class Branch:
     """A row of the tree of variants: a decision with its answer and how many variants go on so, or a variant's end."""
 
@@ -183,6 +194,7 @@ class Report:
     metadata: tuple[tuple[str, str], ...] = ()  # what gets another size, strides or storage, and by which op
     sizes: tuple[str, ...] = ()  # that may differ: the name of each, its bounds and the dimensions that have it
     branches: tuple[Branch, ...] = ()
+    collectives: tuple[Collective, ...] = ()
 
     @property
     def ops(self) -> int:

@@ -16,7 +16,7 @@ import jinja2
 from functionalize.report.code import op_name, size_text
 from functionalize.report.folds import GROUPS, clustered, folded
 from functionalize.report.lanes import drawn
-from functionalize.report.model import Function, Report, Storage
+from functionalize.report.model import Collective, Function, Report, Storage
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _OPEN_LINES = 220  # of source, at first
@@ -41,7 +41,16 @@ def page(report: Report) -> str:
         others=[function for function in report.functions if function.passes_on],
         opened=_opened(functions),
         tree=folded(report.nodes),
+        axes=_axes(report.collectives),
     )
+
+
+def _axes(collectives: Sequence[Collective]) -> dict[str, dict[str, list[Collective]]]:
+    """The collectives over each axis, by kind; both in the order in which they come first."""
+    axes: dict[str, dict[str, list[Collective]]] = {}
+    for entry in collectives:
+        axes.setdefault(f"{entry.axis}, {_many(entry.ranks, 'rank')}", {}).setdefault(entry.kind, []).append(entry)
+    return axes
 
 
 def _opened(functions: Sequence[Function]) -> list[Function]:

@@ -13,6 +13,15 @@ from typing import Any
 
 import torch
 
+from functionalize.ops.collectives import OWN
+
+
+def in_use() -> bool:
+    """Whether this process is a rank of a world."""
+    import torch.distributed as dist
+
+    return dist.is_available() and dist.is_initialized()
+
 
 @contextlib.contextmanager
 def fake_world(size: int, rank: int) -> Iterator[None]:
@@ -46,14 +55,22 @@ class Group:
     ranks: tuple[int, ...]
 
 
-def group_named(name: str) -> Group:
-    """The group of this process that operators know by a name."""
+def group_named(name: str) -> Group | None:
+    """The group of this process that operators know by a name; None if it has no such group."""
     import torch.distributed as dist
 
+    if not in_use():
+        return None
     distributed: Any = dist.distributed_c10d
-    group = distributed._resolve_process_group(name)  # operators in graphs have names; there is no public look-up
+    try:
+        group = distributed._resolve_process_group(name)  # operators in graphs have names; there is no public look-up
+    except RuntimeError:
+        return None
     axis = str(group.group_desc).removeprefix("mesh_")
-    return Group("all ranks" if axis == "default_pg" else axis, tuple(dist.get_process_group_ranks(group)))
+    return Group(_AXES.get(axis, axis), tuple(dist.get_process_group_ranks(group)))
+
+
+_AXES = {"default_pg": "all ranks", "undefined": "a group"}  # for what torch calls groups that are no axis of a mesh
 
 
 class AllRanks:
@@ -62,7 +79,16 @@ class AllRanks:
     def __init__(self, size: int) -> None:
         from torch.distributed._local_tensor import LocalTensorMode  # here: not public, and rarely needed
 
-        self.mode = LocalTensorMode(size)
+        class Mode(LocalTensorMode):
+            """Runs the kernels of our functional operators once, as torch's mode does with torch's own."""
+
+            def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                if func.namespace != OWN:
+                    return super().__torch_dispatch__(func, types, args, kwargs)
+                with LocalTensorMode(self.ranks):
+                    return func._op_dk(torch.DispatchKey.CompositeExplicitAutograd, *args, **(kwargs or {}))
+
+        self.mode = Mode(size)
 
     def tensor(self, by_rank: Sequence[torch.Tensor]) -> torch.Tensor:
         """A tensor that holds another tensor for each rank."""

@@ -22,7 +22,7 @@ from functionalize.aliasing.view_rules import VIEW_RULES, OpCall
 from functionalize.backends.interpolation import counting
 
 aten = torch.ops.aten
-_KEPT = ("nn_module_stack", "stack_trace", "unbacked_bindings", "source_fn_stack", "torch_fn")
+_KEPT = ("nn_module_stack", "stack_trace", "custom", "unbacked_bindings", "source_fn_stack", "torch_fn")
 # Positions of arguments that torch refuses if they have gradients: weights that the operator takes by themselves, too.
 _DETACHED = {
     aten._cudnn_rnn.default: (3,),
