@@ -63,14 +63,14 @@ class _Lists:
         if not schema.op.name().startswith(_ON_LISTS):
             return None
         lists = {n: arg for n, arg in enumerate(schema.args_schema) if isinstance(arg, (list, tuple)) and arg}
-        if not any(hasattr(elements[0], "placements") for elements in lists.values()):
+        if not any(_is_tensor(elements[0]) for elements in lists.values()):
             return None
         seen: dict[Hashable, int] = {}
         firsts, places = [], []
         for position, elements in enumerate(zip(*lists.values(), strict=True)):
             if any(_has_symbols(element) for element in elements):
                 return None
-            place = seen.setdefault(elements, len(seen))
+            place = seen.setdefault(tuple(map(_planned_by, elements)), len(seen))
             if place == len(firsts):
                 firsts.append(position)
             places.append(place)
@@ -98,4 +98,13 @@ class _Lists:
 
 
 def _has_symbols(element: Any) -> bool:
-    return not all(type(size) is int for size in getattr(element, "shape", ()))
+    return _is_tensor(element) and not all(type(size) is int for size in element.shape)
+
+
+def _planned_by(element: Any) -> Hashable:
+    """What a plan depends on: of numbers, which may be symbols, their type."""
+    return element if _is_tensor(element) else type(element)  # type: ignore[no-any-return]
+
+
+def _is_tensor(element: Any) -> bool:
+    return hasattr(element, "placements")  # as specifications of tensors do
