@@ -42,7 +42,7 @@ def mutate(call: WritingCall) -> Any:
         return done
     special = _SPECIAL.get(call.func)
     if special is not None and special(call):
-        return call.args[0]
+        return call.args[0] if call.func._schema.returns else None
     if meet:
         return _entry_by_entry(call)
     hidden = any(w.when for w in written) or row.non_mutating_op is None
@@ -236,6 +236,16 @@ def _copy(call: WritingCall) -> bool:
     return True
 
 
+def _copy_each(call: WritingCall) -> bool:
+    """By one copy for each entry, which reads nothing of what it writes."""
+    targets, sources = call.args[:2]
+    if len(targets) != len(sources):
+        return False
+    for target, source in zip(targets, sources, strict=True):
+        mutate(WritingCall(call.context, aten.copy_.default, tables.row(aten.copy_.default), [target, source], {}))
+    return True
+
+
 def _copy_sparse(call: WritingCall) -> bool:
     context, (target, source) = call.context, call.args[:2]
     kinds = [(tensor.layout, tensor.dtype, tensor.device, tensor.size()) for tensor in (target, source)]
@@ -285,6 +295,7 @@ def _index_put(call: WritingCall) -> bool:
 
 
 _SPECIAL: dict[Any, Callable[[WritingCall], bool]] = {
+    aten._foreach_copy_.default: _copy_each,
     aten.copy_.default: _copy,
     aten.fill_.Scalar: _fill,
     aten.index_put_.default: _index_put,
