@@ -74,6 +74,7 @@ _IN_PLACE = (
     *("all_reduce_", "all_reduce_coalesced_", "broadcast_", "all_gather_into_tensor_out"),
     "reduce_scatter_tensor_out",
 )
+_SHARDING = ("all_gather_copy_in", "chunk_cat", "split_with_sizes_copy")
 _PEERS = ("isend", "irecv", "batch_p2p_ops")
 _SYMMETRIC = (
     *("_async_input_mm", "_barrier", "_low_contention_all_gather", "_low_contention_reduce_scatter", "_rendezvous"),
@@ -139,8 +140,8 @@ _ROWS = (
     *_refused("c10d_functional", _PEERS, _UNDECLARED),
     Collective("_dtensor::shard_dim_alltoall", "all_to_all", Way.VALUE),
     Collective("_dtensor::mesh_get_process_group", "group", Way.LOCAL),
-    Collective("fsdp::all_gather_copy_in", "all_gather_copy_in", Way.DECOMPOSED),
-    *(Collective(f"fsdp::{name}", name, Way.WRITE) for name in ("chunk_cat", "copy_", "split_with_sizes_copy")),
+    *(Collective(f"fsdp::{name}", name, Way.DECOMPOSED) for name in _SHARDING),
+    Collective("fsdp::copy_", "copy_", Way.WRITE),
     *_refused("symm_mem", _SYMMETRIC, _REMOTE),
 )
 ROWS: Mapping[str, Collective] = {row.op: row for row in _ROWS}

@@ -258,8 +258,9 @@ class Meeting:
 
 
 def kernel_of(op: Any) -> Any:
-    """The kernel in Python of an operator of ``fully_shard``, whose schema declares no writes."""
-    from torch.distributed.fsdp._fully_shard import _fsdp_collectives  # the kernel of all devices has a name of one
+    """The kernel in Python of an operator of ``fully_shard``."""
+    from torch.distributed.fsdp._fully_shard import _fsdp_collectives as kernels
 
-    kernels: Any = _fsdp_collectives
-    return {"fsdp::all_gather_copy_in": kernels.all_gather_copy_in_cuda}[op.name()]
+    name = op.name().removeprefix("fsdp::")
+    names = {"all_gather_copy_in": "all_gather_copy_in_cuda"}  # it is the kernel of all devices
+    return getattr(kernels, names.get(name, name))
