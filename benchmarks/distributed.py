@@ -207,11 +207,14 @@ def measure(shape: Shape, ranks: int, rank: int) -> None:
 
 def distinct(ranks: int) -> None:
     """Print how many different programs the first and the last ranks of both axes run."""
-    by_code: dict[str, list[int]] = {}
+    by_code: dict[str, list[RankProgram]] = {}
     asked = [Place(ranks, rank) for rank in (*range(TENSOR_RANKS), ranks - TENSOR_RANKS, ranks - 1)]
-    for place, program in zip(asked, in_processes(_small, asked), strict=True):
-        by_code.setdefault(program.code, []).append(place.rank)
-    print(f"{len(by_code)} different programs, of the ranks {' and '.join(map(str, by_code.values()))}")
+    for program in in_processes(_small, asked):
+        by_code.setdefault(program.code, []).append(program)
+    for programs in by_code.values():
+        columns = [*zip(*(program.numbers for program in programs), strict=True)]
+        differing = sum(len(set(column)) > 1 for column in columns)
+        print(f"one program of {len(programs)} ranks: {differing} of its {len(columns)} numbers differ by rank")
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,10 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
+    from functionalize._torch.distributed.worlds import AllRanks
     from functionalize.cli.shared import Job
     from functionalize.runtime.calls.program import CapturedProgram
     from functionalize.verify import Volume
@@ -27,6 +28,7 @@ _PRELOADED = (
     "torch._dynamo",
     "torch.distributed.tensor",
 )  # what captures import
+_NUMBER = "#"
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -52,10 +54,11 @@ class Issued:
 
 @dataclass(frozen=True)
 class RankProgram:
-    """What one rank issues, and its graph as text without the names of process groups."""
+    """What one rank issues, and its graph: as text without names of process groups and numbers, and the numbers."""
 
     issued: tuple[Issued, ...]
     code: str
+    numbers: tuple[int | float, ...]
 
 
 def issued_by(program: CapturedProgram) -> list[Issued]:
@@ -97,11 +100,26 @@ def _captured(job: Job) -> RankProgram:
 
 
 def rank_program(program: CapturedProgram) -> RankProgram:
-    """What a program issues."""
-    code, issued = str(program.graph_module.code), tuple(issued_by(program))
-    for entry in issued:
-        code = code.replace(f"'{entry.group}'", f"'{entry.axis}'")
-    return RankProgram(issued, code)
+    """What a program issues, and its graph."""
+    issued, numbers, lines = tuple(issued_by(program)), list[int | float](), []
+    axes = {entry.group: entry.axis for entry in issued}
+
+    def without(value: Any) -> Any:
+        if type(value) in (int, float):
+            numbers.append(value)
+            return _NUMBER
+        return axes.get(value, value) if type(value) is str else value
+
+    for node in program.graph.nodes:
+        lines.append(f"{node.name} = {node.target}{_mapped(without, node.args)}{_mapped(without, node.kwargs)}")
+    return RankProgram(issued, "\n".join(lines), tuple(numbers))
+
+
+def _mapped(function: Callable[[Any], Any], args: Any) -> Any:
+    """Arguments of a node, with what a function gives for each value in them."""
+    from torch.fx.node import map_aggregate
+
+    return map_aggregate(args, function)
 
 
 def disagreement(orders: Sequence[Sequence[Issued]]) -> list[str]:
@@ -133,20 +151,25 @@ def _meets(entry: Issued, other: Issued | None) -> bool:
     return other is not None and (entry.kind, entry.ranks) == (other.kind, other.ranks)
 
 
-def values_on_all_ranks(job: Job, program: CapturedProgram) -> str | None:
+def values_on_all_ranks(job: Job, program: CapturedProgram, programs: Sequence[RankProgram]) -> str | None:
     """How the results of a graph differ from eager's where each rank has other inputs; None if they do not.
 
     All ranks run in this process, one tensor operation after another, on tensors that hold the numbers of each rank.
 
     Raises:
-        NotImplementedError: the program writes to state or arguments, whose values are one rank's.
+        NotImplementedError: the program writes to state or arguments, whose values are one rank's; or the graphs of
+            ranks differ, in more than numbers that eager finds as well where all ranks run in one process.
     """
     import torch
+    from torch.fx import Interpreter
 
     from functionalize._torch import pytree
     from functionalize._torch.distributed.worlds import AllRanks
 
     assert job.world is not None
+    others = [rank for rank, each in enumerate(programs) if each.code != programs[0].code]
+    if others:
+        raise NotImplementedError(f"the graphs of ranks {', '.join(map(str, others))} differ from that of rank 0")
     if program.mutations:
         raise NotImplementedError("it writes to its state or its arguments")
     inputs = [job.inputs(rank) for rank in range(job.world)]
@@ -154,6 +177,9 @@ def values_on_all_ranks(job: Job, program: CapturedProgram) -> str | None:
     first_args, first_kwargs = inputs[0]
     taken = program.flat_inputs(*first_args, **first_kwargs)
     world = AllRanks(job.world)
+    columns = list(zip(*(each.numbers for each in programs), strict=True))
+    differing = sum(map(_differ, columns))
+    graph_module = _of_all_ranks(program, columns, world)
     with world.mode, torch.no_grad():
         merged = [
             world.tensor(column) if isinstance(column[0], torch.Tensor) else column[0]
@@ -162,14 +188,37 @@ def values_on_all_ranks(job: Job, program: CapturedProgram) -> str | None:
         args, kwargs = pytree.tree_unflatten(merged, pytree.tree_structure(inputs[0]))
         wanted = pytree.tree_leaves(job.original(*args, **kwargs))
         of_all = dict(zip(map(id, leaves[0]), merged, strict=True))
-        returned = program.graph_module(*(of_all.get(id(value), value) for value in taken))
+        returned = Interpreter(graph_module).run(*(of_all.get(id(value), value) for value in taken))
     for number, (want, got) in enumerate(zip(wanted, returned, strict=True)):
         if isinstance(want, torch.Tensor):
             for rank in range(job.world):
                 mine, theirs = world.on_rank(got, rank), world.on_rank(want, rank)
                 if mine.shape != theirs.shape or not torch.allclose(mine, theirs, equal_nan=True):
+                    if differing:
+                        raise NotImplementedError(
+                            f"{differing} numbers in the graphs differ by rank, and eager's do not"
+                        )
                     return f"result {number} differs on rank {rank}"
     return None
+
+
+def _of_all_ranks(program: CapturedProgram, columns: Sequence[Sequence[int | float]], world: AllRanks) -> Any:
+    """The graph of a program in which each number is that of the rank; ``columns``: each number on all ranks."""
+    import copy
+
+    made, of_ranks = copy.deepcopy(program.graph_module), iter(columns)
+
+    def of_all(value: Any) -> Any:
+        column = next(of_ranks) if type(value) in (int, float) else ()
+        return world.number(column) if _differ(column) else value
+
+    for node in made.graph.nodes:
+        node.args, node.kwargs = _mapped(of_all, node.args), _mapped(of_all, node.kwargs)
+    return made
+
+
+def _differ(column: Sequence[int | float]) -> bool:
+    return len(set(map(repr, column))) > 1  # a NaN equals another one
 
 
 def _size(count: int) -> str:

@@ -96,6 +96,15 @@ class AllRanks:
         return made
 
     @staticmethod
+    def number(by_rank: Sequence[int | float]) -> Any:
+        """A number that is another one on each rank."""
+        from torch.distributed._local_tensor import LocalIntNode
+
+        if not all(type(value) is int for value in by_rank):
+            raise NotImplementedError("numbers in the graphs that are no integers differ by rank")
+        return torch.SymInt(LocalIntNode(dict(enumerate(by_rank))))
+
+    @staticmethod
     def on_rank(tensor: Any, rank: int) -> torch.Tensor:
         """What a tensor is on one rank."""
         held = getattr(tensor, "_local_tensors", None)
