@@ -39,7 +39,8 @@ def planning_once(plan: Callable[..., Any]) -> Callable[..., Any]:
         if lists is None:
             return plan(own, op, args, kwargs, info, try_cache)
         asked = dataclasses.replace(info.schema, args_schema=lists.shortened(), _comparison_key=None)
-        return lists.of_all(plan(own, op, args, kwargs, dataclasses.replace(info, schema=asked), try_cache))
+        made = plan(own, op, args, kwargs, dataclasses.replace(info, schema=asked), try_cache)
+        return lists.of_all(made) if dataclasses.is_dataclass(made) else made  # results, if torch took the op apart
 
     return planned
 
@@ -53,7 +54,7 @@ class _Lists:
     """
 
     schema: Any
-    lists: Mapping[int, Sequence[Any]]
+    lists: Mapping[int, Any]  # by their positions
     firsts: Sequence[int]
     places: Sequence[int]
 
@@ -62,11 +63,13 @@ class _Lists:
         """Those of an operator whose results depend on elements of one position alone; None if all elements differ."""
         if not schema.op.name().startswith(_ON_LISTS):
             return None
-        lists = {n: arg for n, arg in enumerate(schema.args_schema) if isinstance(arg, (list, tuple)) and arg}
+        lists: dict[int, Any] = {
+            n: arg for n, arg in enumerate(schema.args_schema) if isinstance(arg, (list, tuple)) and arg
+        }
         if not any(_is_tensor(elements[0]) for elements in lists.values()):
             return None
         seen: dict[Hashable, int] = {}
-        firsts, places = [], []
+        firsts, places = list[int](), list[int]()
         for position, elements in enumerate(zip(*lists.values(), strict=True)):
             if any(_has_symbols(element) for element in elements):
                 return None
@@ -103,7 +106,8 @@ def _has_symbols(element: Any) -> bool:
 
 def _planned_by(element: Any) -> Hashable:
     """What a plan depends on: of numbers, which may be symbols, their type."""
-    return element if _is_tensor(element) else type(element)  # type: ignore[no-any-return]
+    key: Hashable = element if _is_tensor(element) else type(element)
+    return key
 
 
 def _is_tensor(element: Any) -> bool:

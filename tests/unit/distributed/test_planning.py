@@ -29,13 +29,13 @@ def code_of_a_step(kind: str) -> str:
         forget_plans()
         model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(6)))
         mesh = init_device_mesh("cpu", (4,), mesh_dim_names=("tp",))
-        plan = {str(number): (ColwiseParallel(), RowwiseParallel())[number % 2] for number in range(6)}
+        plan: dict[str, Any] = {str(number): (ColwiseParallel(), RowwiseParallel())[number % 2] for number in range(6)}
         parallelize_module(model, mesh, plan)
         optimizer = OPTIMIZERS[kind](model.parameters())
 
         def step(x: Tensor) -> Tensor:
             optimizer.zero_grad()
-            loss = model(x).square().mean()
+            loss: Tensor = model(x).square().mean()
             loss.backward()
             optimizer.step()
             return loss.detach()

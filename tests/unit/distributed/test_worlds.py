@@ -91,7 +91,8 @@ def test_each_twin_is_in_a_program() -> None:
     with fake_world(2, 1):
         for name in (*ALIKE, *UNKNOWN):
             _, program = captured(name, 2)
-            found |= {entry.node.target.name().partition(".")[0] for entry in collectives(program.graph)}
+            ops: list[Any] = [entry.node.target for entry in collectives(program.graph)]
+            found |= {op.name().partition(".")[0] for op in ops}
     assert {row.twin for row in ROWS.values() if row.way is Way.TWIN} <= found
 
 
