@@ -113,6 +113,27 @@ def test_foreach_entry_that_reads_beside_what_it_writes(mode: Any, remove: str) 
 
 
 @in_every_way
+def test_copies_of_lists_convert_expand_and_read_what_earlier_entries_wrote(mode: Any, remove: str) -> None:
+    def f(x: Tensor) -> Tensor:
+        y, z = torch.zeros(2, 4, dtype=torch.float64), torch.zeros(8)
+        torch._foreach_copy_([x[0], x[1], y, z[2:6]], [x[1], x[0], x[2], y[1].float()])
+        torch._foreach_copy_([z[:4], z[4:]], [x[0], x[1]])
+        return y.sum() + z
+
+    assert_equivalent(f, torch.arange(12.0).view(3, 4), remove=remove, tracing_mode=mode)
+
+
+def test_copies_of_lists_are_no_nodes() -> None:
+    def f(x: Tensor, y: Tensor) -> Tensor:
+        out = torch.empty(8)
+        torch._foreach_copy_([out[:4], out[4:]], [x, y])
+        return out
+
+    graph = capture(f, (torch.ones(4), torch.ones(4))).graph
+    assert [str(node.target) for node in graph.nodes if node.op == "call_function"] == ["aten.cat.default"]
+
+
+@in_every_way
 def test_empty_tensor_viewed_as_a_wider_dtype(mode: Any, remove: str) -> None:
     def f(a: Tensor) -> Tensor:
         empty: Tensor = a.repeat_interleave(2, 1).split([0, 2], 1)[0]
