@@ -161,7 +161,6 @@ def values_on_all_ranks(job: Job, program: CapturedProgram, programs: Sequence[R
             ranks differ, in more than numbers that eager finds as well where all ranks run in one process.
     """
     import torch
-    from torch.fx import Interpreter
 
     from functionalize._torch import pytree
     from functionalize._torch.distributed.worlds import AllRanks
@@ -179,7 +178,7 @@ def values_on_all_ranks(job: Job, program: CapturedProgram, programs: Sequence[R
     world = AllRanks(job.world)
     columns = list(zip(*(each.numbers for each in programs), strict=True))
     differing = sum(map(_differ, columns))
-    graph_module = _of_all_ranks(program, columns, world)
+    interpreter = _of_all_ranks(program, columns, world)
     with world.mode, torch.no_grad():
         merged = [
             world.tensor(column) if isinstance(column[0], torch.Tensor) else column[0]
@@ -188,7 +187,7 @@ def values_on_all_ranks(job: Job, program: CapturedProgram, programs: Sequence[R
         args, kwargs = pytree.tree_unflatten(merged, pytree.tree_structure(inputs[0]))
         wanted = pytree.tree_leaves(job.original(*args, **kwargs))
         of_all = dict(zip(map(id, leaves[0]), merged, strict=True))
-        returned = Interpreter(graph_module).run(*(of_all.get(id(value), value) for value in taken))
+        returned = interpreter.run(*(of_all.get(id(value), value) for value in taken))
     for number, (want, got) in enumerate(zip(wanted, returned, strict=True)):
         if isinstance(want, torch.Tensor):
             for rank in range(job.world):
@@ -203,18 +202,21 @@ def values_on_all_ranks(job: Job, program: CapturedProgram, programs: Sequence[R
 
 
 def _of_all_ranks(program: CapturedProgram, columns: Sequence[Sequence[int | float]], world: AllRanks) -> Any:
-    """The graph of a program in which each number is that of the rank; ``columns``: each number on all ranks."""
-    import copy
+    """Runs the graph of a program with the numbers of each rank; ``columns``: each number on all ranks."""
+    from torch.fx import Interpreter
 
-    made, of_ranks = copy.deepcopy(program.graph_module), iter(columns)
+    of_ranks = iter(columns)
 
     def of_all(value: Any) -> Any:
         column = next(of_ranks) if type(value) in (int, float) else ()
         return world.number(column) if _differ(column) else value
 
-    for node in made.graph.nodes:
-        node.args, node.kwargs = _mapped(of_all, node.args), _mapped(of_all, node.kwargs)
-    return made
+    class OfAllRanks(Interpreter):
+        def fetch_args_kwargs_from_env(self, n: Any) -> Any:
+            args, kwargs = _mapped(of_all, n.args), _mapped(of_all, n.kwargs)
+            return self.map_nodes_to_values(args, n), self.map_nodes_to_values(kwargs, n)
+
+    return OfAllRanks(program.graph_module)
 
 
 def _differ(column: Sequence[int | float]) -> bool:

@@ -14,8 +14,9 @@ import torch.distributed as dist
 from torch.fx import Graph, Node
 
 from functionalize._torch.distributed.collectives import Meeting, is_alone, ranks_of
+from functionalize._torch.distributed.communication import group_name_of
 from functionalize.errors import in_words
-from functionalize.ops.calls import argument, declared
+from functionalize.ops.calls import declared
 from functionalize.ops.collectives import collective, starts
 from functionalize.refusals.values import COLLECTIVE_BESIDE_BRANCH, DISAGREE
 from functionalize.runtime.communication import CallLog
@@ -93,8 +94,7 @@ def _kind(node: Node) -> str:
 
 
 def _group_name(node: Node) -> str | None:
-    has_name = "group_name" in declared(node.target)
-    return str(argument(node.target, "group_name", node.args, node.kwargs)) if has_name else None
+    return group_name_of(node) if "group_name" in declared(node.target) else None
 
 
 def _in_words(order: list[str]) -> str:

@@ -73,7 +73,7 @@ def collectives(graph: Graph | GraphModule) -> list[Communication]:
     for node in nodes:
         row = collective(node.target)
         if row is not None and row.way not in (Way.WAIT, Way.LOCAL):
-            name = _group_name(node)
+            name = group_name_of(node)
             group = _noted(node) or group_named(name) or Group(name, ())
             made.append(Communication(row.kind, name, _bytes(node), node, group.axis, group.ranks))
     return made
@@ -117,11 +117,17 @@ def _noted(node: Node) -> Group | None:
     return None if noted is None else Group(noted["axis"], tuple(noted["ranks"]))
 
 
-def _group_name(node: Node) -> str:
+def group_name_of(node: Node) -> str:
+    """The name of the group in which a collective communicates; empty if it is in none.
+
+    The group is a value of the graph where ``torch.distributed.config.compile_on_one_rank`` is on.
+    """
     op: Any = node.target
     for name in ("group_name", "process_group", "ranks"):
         if name in declared(op):
-            return str(argument(op, name, node.args, node.kwargs))
+            group = argument(op, name, node.args, node.kwargs)
+            value = group.meta.get("val") if isinstance(group, Node) else group
+            return str(getattr(value, "group_name", group))
     return ""
 
 

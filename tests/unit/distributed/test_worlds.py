@@ -9,12 +9,16 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
 
 from functionalize import capture
 from functionalize._torch import pytree
 from functionalize._torch.distributed.worlds import AllRanks, fake_world
+from functionalize._torch.subclasses.sharding import forget_plans
+from functionalize.cli.ranks import rank_program
 from functionalize.ops.collectives import ROWS, Way
 from functionalize.report import build, page
 from functionalize.runtime.calls.program import CapturedProgram
@@ -94,6 +98,29 @@ def test_each_twin_is_in_a_program() -> None:
             ops: list[Any] = [entry.node.target for entry in collectives(program.graph)]
             found |= {op.name().partition(".")[0] for op in ops}
     assert {row.twin for row in ROWS.values() if row.way is Way.TWIN} <= found
+
+
+@pytest.mark.parametrize("computed", [False, True])
+def test_graphs_of_ranks_are_one_where_torch_computes_coordinates(computed: bool) -> None:
+    words, weight, programs = torch.arange(16), torch.arange(64.0).view(16, 4), []
+    for rank in reversed(range(4)):
+        with fake_world(4, rank), torch.distributed.config.patch(compile_on_one_rank=computed):
+            forget_plans()
+            table = nn.Embedding(16, 4)
+            mesh = init_device_mesh("cpu", (4,), mesh_dim_names=("tp",))
+            parallelize_module(table, mesh, RowwiseParallel(input_layouts=Replicate()))
+            program = capture(lambda x, table=table: table(x), (words,))
+            assert [entry.axis for entry in collectives(program.graph)] == ["all ranks"]
+            programs.append(rank_program(program))
+            if rank == 0:
+                taken, all_ranks = program.flat_inputs(words), AllRanks(4)
+                shards = [weight.chunk(4) if value.shape == (4, 4) else [value] * 4 for value in taken]
+                with all_ranks.mode, torch.no_grad():
+                    (made,) = program.graph_module(*map(all_ranks.tensor, shards))
+                of_ranks = [all_ranks.on_rank(made, number) for number in range(4)]
+    assert len({program.code for program in programs}) == 1
+    assert (len({program.numbers for program in programs}) == 1) is computed
+    assert all(torch.equal(got, weight) for got in of_ranks) is computed
 
 
 @pytest.fixture
