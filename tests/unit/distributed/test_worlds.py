@@ -22,7 +22,7 @@ from functionalize.cli.ranks import rank_program
 from functionalize.ops.collectives import ROWS, Way
 from functionalize.report import build, page
 from functionalize.runtime.calls.program import CapturedProgram
-from functionalize.verify import Volume, collectives, volumes
+from functionalize.verify import Volume, assert_functional, collectives, volumes
 from tests.support.communicating import PROGRAMS
 from tests.support.ranks import Program
 
@@ -158,3 +158,20 @@ def test_a_report_has_a_lane_for_each_axis(layered: CapturedProgram) -> None:
     ]
     text = page(report)
     assert "tp, 2 ranks" in text and "dp, 4 ranks" in text and text.count('class="mark all_reduce"') == 3
+
+
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module:UserWarning")
+def test_a_step_on_fake_parameters_of_two_axes_is_one_graph() -> None:
+    benchmark = pytest.importorskip("benchmarks.distributed")
+    with fake_world(16, 11):
+        shape = benchmark.Shape(layers=2, width=64, heads=8, key_heads=8, hidden=128, words=128)
+        training = benchmark.build(shape, 16)
+        program = capture(training.step, training.args)
+    counts = {(row.kind, row.axis): row.count for row in volumes(collectives(program.graph))}
+    # Gathered for forward and, but for the outermost module's, again for backward.
+    assert counts[("all_gather", "dp")] == 5 and counts[("reduce_scatter", "dp")] == 3
+    assert counts[("all_reduce", "tp")] == 2 * 4 * 2
+    assert_functional(program.graph_module, "mutations_and_views")
+    assert {node.target.namespace for node in program.graph.nodes if hasattr(node.target, "namespace")} == {
+        *("aten", "_c10d_functional", "profiler")
+    }
