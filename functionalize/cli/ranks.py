@@ -1,8 +1,9 @@
 """What the ranks of a world say to one another: the volume of one rank's program, and whether those of all ranks agree.
 
-In: captured programs of one rank each. Out: their collectives, and in words where ranks would wait for one another for
-ever. Guarantees: nothing is sent; each rank is captured in a process of its own, in a world that exists only there.
-Limits: sends and receives, which need not wait, are not a part of the order.
+In: captured programs of one rank each. Out: their collectives; in words, where ranks would wait for one another for
+ever, and where one graph for all ranks, with the numbers of each, differs from eager. Guarantees: nothing is sent; each
+rank is captured in a process of its own, in a world that exists only there. Limits: sends and receives, which need not
+wait, are not a part of the order; values are compared where a program writes to nothing that outlives the call.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,7 +68,7 @@ class _Lists:
         }
         if not any(_is_tensor(elements[0]) for elements in lists.values()):
             return None
-        seen: dict[Hashable, int] = {}
+        seen: dict[Any, int] = {}
         firsts, places = list[int](), list[int]()
         for position, elements in enumerate(zip(*lists.values(), strict=True)):
             if any(_has_symbols(element) for element in elements):
@@ -104,10 +104,9 @@ def _has_symbols(element: Any) -> bool:
     return _is_tensor(element) and not all(type(size) is int for size in element.shape)
 
 
-def _planned_by(element: Any) -> Hashable:
+def _planned_by(element: Any) -> Any:
     """What a plan depends on: of numbers, which may be symbols, their type."""
-    key: Hashable = element if _is_tensor(element) else type(element)
-    return key
+    return element if _is_tensor(element) else type(element)
 
 
 def _is_tensor(element: Any) -> bool:
