@@ -19,8 +19,9 @@ from typing import Any, NamedTuple
 import torch
 
 from functionalize._torch import pytree
+from functionalize._torch.subclasses.wrappers import plain_part
 from functionalize.backends.array_sizes import ArraySizes
-from functionalize.backends.export.refused_nodes import refuse_wrappers
+from functionalize.backends.export.wrappers import refuse_wrappers
 from functionalize.backends.frozen_numbers import freeze_numbers
 from functionalize.backends.interpreter import Backend, Interpreter, UnknownNumberError, refusal, without_dead
 from functionalize.backends.leaves import Leaf as _Leaf
@@ -212,7 +213,10 @@ class ArrayProgram:
         if entry.gradient_of is not None:
             of = self._now(self.metadata.inputs[entry.gradient_of])
             return torch.zeros_like(of) if of.grad is None else of.grad
-        value: torch.Tensor = entry.constant if entry.slot is None else entry.slot.get()
+        if entry.part is not None:  # perhaps of a gradient
+            part: torch.Tensor = plain_part(self._now(self.metadata.inputs[entry.part.wrapper]), entry.part.path)
+            return part
+        value: torch.Tensor = entry.now()
         return value
 
     def _state_keys(self) -> dict[int, str]:

@@ -30,7 +30,7 @@ from functionalize.backends.export.core_aten import in_core, unshared, without_d
 from functionalize.backends.export.explicit_state import with_explicit_state
 from functionalize.backends.export.first_call import check_first_call
 from functionalize.backends.export.graph import ExportGraph, symbolic_sizes
-from functionalize.backends.export.refused_nodes import refuse_wrappers, refused_layouts
+from functionalize.backends.export.refused_nodes import refused_layouts
 from functionalize.backends.export.shared_places import GraphValue
 from functionalize.backends.export.steady import exportable
 from functionalize.backends.export.taking_apart import sizes_stay_free, taken_apart
@@ -73,7 +73,6 @@ def to_exported_program(
     Python makes of integers are tensors; ``layouts``: whether it asserts how its arguments lie in memory;
     ``warns``: whether it says what decisions it asserts.
     """
-    refuse_wrappers(program.specialization.metadata)
     refused = refused_layouts(program.graph)
     if refused:
         causes = [UnsupportedExportError.cause(what, why=why, hint=hint, at=at) for what, why, hint, at in refused]

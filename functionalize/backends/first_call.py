@@ -67,7 +67,7 @@ def _apply(first: Specialization, arguments: CallArguments) -> dict[int, torch.T
     """
     metadata, made = first.metadata, dict[int, torch.Tensor]()
     results: Any = first.recorded.graph.output_node().args[0]
-    before = [entry.constant if entry.slot is None else entry.slot.get() for entry in metadata.inputs]
+    before = [entry.now() for entry in metadata.inputs]
     symbols = metadata.symbols.bind(first.guards.sources.values(arguments), [])
     left = [part for effect in metadata.side_effects for part in (*effect.entries, *effect.entries.values())]
     layouts = {

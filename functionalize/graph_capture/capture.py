@@ -138,6 +138,7 @@ def capture(
             as_views=how.get("as_views", False),
             answers=answers,
             numbers=numbers if on_data == "decide" else None,
+            adapt=how.get("adapt"),
         )
         exporting = answers_of_export() if is_exporting else contextlib.nullcontext()
         with CAPTURING, exporting, logging_capture(f"{name}, again"):

@@ -33,6 +33,8 @@ class CaptureRequest:
     as_views: bool = False  # whether overlapping inputs become views of their base in autograd
     answers: Answers | None = None  # of another capture, whose branches the program is to take
     numbers: ChangingNumbers | None = None  # None: branches on tensor values are refused, numbers are constants
+    # What runs for the program, on arguments that hold the same tensors otherwise; None: the program itself.
+    adapt: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
 
     @property
     def roots(self) -> dict[str, Any]:
@@ -43,6 +45,7 @@ class CaptureRequest:
     @property
     def program(self) -> Callable[..., Any]:
         """What runs: the function, or a training step of a module and an optimizer."""
+        program = self.function
         if self.optimizer is not None and is_module(self.function):
-            return training_step(self.function, self.optimizer)
-        return self.function
+            program = training_step(self.function, self.optimizer)
+        return program if self.adapt is None else self.adapt(program)

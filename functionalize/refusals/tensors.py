@@ -77,11 +77,12 @@ SUBCLASS_COMPILED = Refusal(
 WRAPPER_EXPORTED = Refusal(
     UnsupportedProgramError,
     what="{tensor} is a {kind}",
-    why="a backend gets the graph, which takes the plain tensors inside it, without the code that opens it",
-    hint="capture a function of these tensors",
+    why="an exported program has the plain tensors inside it, and this place has room for one tensor alone",
+    hint="export the program without its backward; return the tensor, or keep the plain tensors inside it there",
     example="""
 from torch.testing._internal.two_tensor import TwoTensor
-capture(lambda x: x + 1, (TwoTensor(torch.ones(2), torch.ones(2)),)).to_exported_program()
+w = torch.nn.Parameter(TwoTensor(torch.ones(2), torch.ones(2)))
+capture(lambda x: (x * w).sum().backward(), (torch.ones(2),)).to_exported_program()
 """,
 )
 SUBCLASS_MADE = Refusal(

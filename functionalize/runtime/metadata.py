@@ -18,7 +18,7 @@ import torch
 from torch.export.graph_signature import InputKind
 
 from functionalize._torch import pytree
-from functionalize._torch.subclasses.wrappers import Wrapping
+from functionalize._torch.subclasses.wrappers import Wrapping, plain_part
 from functionalize.aliasing.geometry import Layout
 from functionalize.aliasing.view_rules import OpCall
 from functionalize.python_state.reconstruct import GraphNumber
@@ -182,6 +182,11 @@ class GraphInput:
     def label(self) -> str:
         """Its name in messages, with "input" or "state"."""
         return f"the {'input' if self.target is None else 'state'} {self.quoted}"
+
+    def now(self) -> Any:
+        """What is now in its place in an object; of a tensor or value that the program itself holds, that."""
+        value = self.constant if self.slot is None else self.slot.get()
+        return value if self.part is None else plain_part(value, self.part.path)
 
     @property
     def quoted(self) -> str:
@@ -383,6 +388,12 @@ class ProgramMetadata:
     def taken(self) -> list[int]:
         """The inputs that the graph takes, in order."""
         return [number for number in range(len(self.inputs)) if number not in self.unused]
+
+    @cached_property
+    def arguments(self) -> dict[int, int]:
+        """The inputs that are leaves of the arguments, by the positions of these: wrappers, not their parts."""
+        inputs = enumerate(self.inputs)
+        return {e.argument: number for number, e in inputs if e.argument is not None and e.part is None}
 
     @cached_property
     def versions(self) -> dict[int, int]:

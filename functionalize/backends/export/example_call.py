@@ -19,6 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from functionalize._torch import OFFSET, SYMBOLS, pytree
 from functionalize.aliasing.geometry import Layout
 from functionalize.aliasing.strided_layout import tensor_at
+from functionalize.backends.export.wrappers import of_parts, passes_wrappers, refuse_wrappers
 from functionalize.call_stack import decisive_line
 from functionalize.errors import UnsupportedExportError, UnsupportedProgramError
 from functionalize.python_state.walk import StateWalk
@@ -50,7 +51,7 @@ class ExampleCall:
         metadata = program.metadata
         values = zip(metadata.taken, program.recorded.graph.find_nodes(op="placeholder"), strict=True)
         self._looks = {number: node.meta.get("val") for number, node in values}
-        self._numbers = {e.argument: number for number, e in enumerate(metadata.inputs) if e.argument is not None}
+        self._numbers = metadata.arguments
         leaves = [self._leaf(leaf) for leaf in program.capture.tree.leaves]
         self.leaves: Sequence[Any] = leaves
         self.args, self.kwargs = pytree.tree_unflatten(leaves, program.capture.tree.spec)
@@ -91,6 +92,11 @@ class ExampleCall:
         return value
 
     def _tensor(self, number: int) -> torch.Tensor:
+        wrapping = self.program.metadata.inputs[number].wrapping
+        if wrapping is not None and number not in self._made:
+            entries = enumerate(self.program.metadata.inputs)
+            parts = [self._tensor(n) for n, entry in entries if entry.part and entry.part.wrapper == number]
+            self._made[number] = wrapping.wrapped(parts).requires_grad_(wrapping.requires_grad)
         if number not in self._made:
             self._share(number)
         if number not in self._made:
@@ -120,9 +126,9 @@ class ExampleCall:
         members = [n for n, entry in enumerate(inputs) if group is not None and entry.name in group]
         if number not in layouts or not all(layouts[n].static for n in members if n in layouts) or not members:
             return
-        state = next((inputs[n].slot for n in members if inputs[n].slot is not None), None)
+        state = next((inputs[n] for n in members if inputs[n].slot is not None), None)
         if state is not None:
-            storage = state.get().untyped_storage()
+            storage = state.now().untyped_storage()
         else:
             ends = [layouts[n].span[1] for n in members]
             look = self._looks[number]
@@ -160,13 +166,18 @@ def no_memory_beyond() -> Iterator[None]:
 def as_called_now(program: CapturedProgram) -> CapturedProgram:
     """The program that a call would run now: a capture may be older than the model's mode, its state, or its hooks.
 
-    One of sparse arguments is given back as it is: no example is made of these, and exporters refuse them.
+    It takes and returns the parts of wrappers. One of sparse arguments is given back as it is: no example is made of
+    these, and exporters refuse them.
     """
     values = (node.meta.get("val") for node in program.current.recorded.graph.find_nodes(op="placeholder"))
     if any(isinstance(value, torch.Tensor) and value.layout is not torch.strided for value in values):
         return program
     call = ExampleCall(program.current)
-    return program.as_called_now(call.args, call.kwargs)
+    program = program.as_called_now(call.args, call.kwargs)
+    if passes_wrappers(program.current.metadata):
+        program = of_parts(program, call.args, call.kwargs)
+    refuse_wrappers(program.current.metadata)
+    return program
 
 
 def refuse_schedules(program: CapturedProgram, to: str) -> None:

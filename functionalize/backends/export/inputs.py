@@ -64,6 +64,9 @@ class ExportInputs:
         persistent = (entry.persistent is None or entry.persistent) if kind is InputKind.BUFFER else None
         if kind is InputKind.BUFFER and number in self._found.made:
             persistent = True
+        if kind is InputKind.PARAMETER and entry.part is not None:
+            trained = self._found.inputs[entry.part.wrapper].requires_grad and value.is_floating_point()
+            value = torch.nn.Parameter(value, trained)
         return ExportInput(kind, entry.name, entry.target, value, persistent, number)
 
     def _new_gradients(self, known: set[int | None]) -> list[ExportInput]:

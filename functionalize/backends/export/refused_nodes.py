@@ -14,9 +14,7 @@ from functionalize._torch import VERSION, pytree
 from functionalize._torch.exporting import on_numbers
 from functionalize.backends.decompose import is_operator
 from functionalize.call_stack import line_of_trace
-from functionalize.refusals.tensors import WRAPPER_EXPORTED
 from functionalize.runtime.calls.specialization import Recorded
-from functionalize.runtime.metadata import ProgramMetadata
 from functionalize.runtime.random_state import fresh_generator
 
 Refusal = tuple[str, str, str, str]
@@ -40,20 +38,6 @@ def refused_nodes(graph: Graph, root: torch.nn.Module, recorded: Recorded) -> It
         yield *_GRADIENT_OF_RESULT, ""
     if any(question == VERSION for _, question in recorded.asked):
         yield *_ASKED_VERSION, ""
-
-
-def refuse_wrappers(metadata: ProgramMetadata) -> None:
-    """Raise if a program takes or gives wrappers.
-
-    Raises:
-        UnsupportedProgramError: it does.
-    """
-    for entry in metadata.inputs:
-        if entry.wrapping is not None:
-            raise WRAPPER_EXPORTED.error(tensor=entry.label, kind=entry.wrapping.name)
-    for alias in metadata.outputs:
-        if alias.wrapping is not None:
-            raise WRAPPER_EXPORTED.error(tensor="a result of the program", kind=alias.wrapping.name)
 
 
 def refused_layouts(graph: Graph) -> list[Refusal]:

@@ -61,7 +61,7 @@ class Arguments:
 
     def __init__(self, call: ExampleCall) -> None:
         tree, convention = call.program.capture.tree, call.program.capture.convention
-        self._numbers = {e.argument: n for n, e in enumerate(call.program.metadata.inputs) if e.argument is not None}
+        self._numbers = call.program.metadata.arguments
         self._call = call
         self.causes: list[str] = []
         self.bound: list[ObjectLeaf] = []

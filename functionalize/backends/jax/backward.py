@@ -21,6 +21,7 @@ from torch.fx import Node
 from functionalize._torch import is_symbolic, pytree
 from functionalize.backends.array_program import RANDOM_KEY, ArrayProgram
 from functionalize.backends.export.example_call import ExampleCall
+from functionalize.backends.export.wrappers import ProgramOfParts
 from functionalize.backends.jax.values import is_wide, wide_enough
 from functionalize.errors import InputMismatchError, UnsupportedProgramError
 from functionalize.python_state.reconstruct import Reconstruction, TensorRef
@@ -102,6 +103,8 @@ class _Backward:
         if captured.specialization.metadata is not forward.metadata:
             raise _NoBackwardError("it changes Python objects")
         found = captured.specialization
+        if isinstance(captured.original, ProgramOfParts) or any(entry.wrapping for entry in found.metadata.inputs):
+            raise _NoBackwardError("gradients of tensor subclasses are no arrays")
         nest = _checked(forward, found)
         call = ExampleCall(found)
         found.guards.check(call.arguments)  # the state is that of the capture
@@ -226,7 +229,7 @@ def _in_order(nest: Nest, found: Specialization) -> list[int]:
 
     arguments = found.capture.convention.arguments(*nest.filled(marker))
     places = {id(leaf): place for place, leaf in enumerate(arguments.leaves)}
-    numbers = {entry.argument: number for number, entry in enumerate(found.metadata.inputs)}
+    numbers = found.metadata.arguments
     return [numbers[places[id(one)]] for one in markers]
 
 

@@ -70,7 +70,7 @@ class _OfTwo(ArrayProgram):
         self._without = found.made
         outputs = first.metadata.outputs
         self._made = {self.keys[n]: outputs[output].result for n, output in found.made.items() if n in self.keys}
-        places = {entry.argument: n for n, entry in enumerate(first.metadata.inputs) if entry.argument is not None}
+        places = first.metadata.arguments
         self._numbers = {  # of the arguments, in the first program
             n: places[entry.argument] for n, entry in enumerate(self.metadata.inputs) if entry.argument is not None
         }

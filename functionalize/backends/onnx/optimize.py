@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import onnx_ir
 from onnx_ir.convenience import get_const_tensor
 from onnx_ir.passes import Sequential
 from onnx_ir.passes import common as passes
@@ -82,7 +83,15 @@ _RULES = (
 
 def _folds(node: Any) -> bool | None:
     """Whether to fold a node whose inputs are constants; None: as onnxscript decides."""
-    return False if node.op_type in _NOT_FOLDED else None
+    return False if node.op_type in _NOT_FOLDED or _widens_weight(node) else None
+
+
+def _widens_weight(node: Any) -> bool:
+    """Whether a node makes wide numbers of a weight of few bits, which is to stay small in the file."""
+    weight = node.inputs[0].const_value if node.op_type == "Cast" else None
+    if weight is None or weight.dtype is onnx_ir.DataType.BOOL:
+        return False
+    return bool(weight.dtype.bitwidth <= 8 and weight.size > 1)
 
 
 def optimize(model: Any) -> None:

@@ -17,6 +17,7 @@ import torch
 from functionalize._torch import pytree
 from functionalize.backends.export.example_call import ExampleCall
 from functionalize.backends.export.state import Arguments
+from functionalize.backends.export.wrappers import opened
 from functionalize.backends.onnx.options import Call
 from functionalize.backends.onnx.runner import OnnxProgram
 from functionalize.errors import DataDependentError, NotEquivalentError
@@ -63,9 +64,9 @@ def check_values(program: CapturedProgram, file: Path, calls: Sequence[Call]) ->
         for number, (args, kwargs) in enumerate(calls or _random_calls(example)):
             given = program.current.capture.convention.arguments(args, dict(kwargs))
             mine = clone_inputs((tuple(given.args), given.kwargs))
-            theirs = clone_inputs(arguments.of(*mine))
+            theirs = clone_inputs(opened(arguments.of(*mine)))
             try:
-                expected = clone_inputs(program.original(*mine[0], **mine[1]))
+                expected = clone_inputs(opened(program.original(*mine[0], **mine[1])))
             except Exception as error:
                 raise ValueError(
                     f"the original raises in call {number + 1} of verify: {type(error).__name__}: {error}\n"
@@ -79,7 +80,7 @@ def check_values(program: CapturedProgram, file: Path, calls: Sequence[Call]) ->
                     f"    why  {error}\n"
                     "    try  pass calls with data for the captured branch, verify=[((x,), {})], or use torch.cond"
                 ) from error
-            lines = [*_results(run, expected, actual), *_written(arguments.of(*mine), theirs, arguments.names),
+            lines = [*_results(run, expected, actual), *_written(opened(arguments.of(*mine)), theirs, arguments.names),
                      *_state(program.current, run)]  # fmt: skip
             if lines:
                 listed = "\n".join(f"    at   call {number + 1}, {line}" for line in lines)
@@ -124,7 +125,7 @@ def _state(program: Specialization, run: OnnxProgram) -> Iterator[str]:
     for entry in program.metadata.inputs:
         now = kept.get(entry.target or "")
         if now is not None and entry.slot is not None and not isinstance(entry.slot, NumberSlot):
-            value = entry.slot.found()
+            value = entry.now()
             if isinstance(value, torch.Tensor):
                 yield from _differences(f"state `{entry.target}` after the call", value, now)
 

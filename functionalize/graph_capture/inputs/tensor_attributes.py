@@ -29,6 +29,7 @@ from functionalize.runtime.guards.tensors import IDENTITY, AskedAttribute
 
 _UNCHANGING = (*PLAIN_BASES, enum.Enum, type, types.FunctionType, types.BuiltinFunctionType)
 _OF_TORCH = ("_is_param", "_is_buffer")  # `isinstance` reads these for parameters and buffers
+_OF_DYNAMO = ("_dynamo_", "_specialize_on")  # marks for torch.compile, which a class may set on what it holds
 
 
 class TensorAttributes:
@@ -93,7 +94,7 @@ class TensorAttributes:
         return id(entry.value)
 
     def _answer(self, fake: Any, name: str) -> Any:
-        entry = self._of.get(id(fake))
+        entry = None if name.startswith(_OF_DYNAMO) else self._of.get(id(fake))
         value = ABSENT if entry is None else vars(entry.value).get(name, ABSENT)
         if entry is not None and not (name in _OF_TORCH or name.startswith("__")):
             self._asked.add((id(entry), AskedAttribute.of(name)))

@@ -363,10 +363,17 @@ class CapturedProgram(Exports):
         return self._specializations.captured(self._convention.arguments(args, kwargs), order=0)
 
     def captured_again(self, args: Any, kwargs: Any, answers: Answers | None = None, **how: Any) -> CapturedProgram:
-        """The program, or another ``function``, captured for such arguments; ``answers``: to its decisions."""
+        """The program, or another ``function``, captured for such arguments; ``answers``: to its decisions.
+
+        ``adapt``: makes of the program one that takes these arguments.
+        """
+        if "function" in how:
+            how = {"adapt": None, **how}
         recapture = functools.partial(self._specializations.recapture, **how)
         capture = recapture(args, kwargs, order=0, answers=answers)
-        return self._made_of(capture, recapture=recapture, original=how.get("function", self.original))
+        original, adapt = how.get("function", self.original), how.get("adapt")
+        original = original if adapt is None else adapt(original)
+        return self._made_of(capture, recapture=recapture, original=original)
 
     def with_decisions(self, decisions: Sequence[Decision]) -> CapturedProgram:
         """This program with other decisions, whose locations are those of the program that it was made of."""
