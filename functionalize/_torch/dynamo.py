@@ -73,9 +73,12 @@ def of_sizes(fakes: Sequence[Any], sizes: Mapping[int, tuple[Any, Any]]) -> tupl
     For numbers, and tensors that hold a number, ``sizes`` has the number first. Tensors that it lacks keep their sizes.
     None if size and strides do not describe some fake tensor completely.
     """
-    tensors = [fake for fake in fakes if isinstance(fake, FakeTensor)]
+    tensors = [fake for fake in fakes if isinstance(fake, torch.Tensor)]
     plain = (
-        fake.layout is torch.strided and not (fake.is_nested or fake.is_conj() or fake.is_neg()) for fake in tensors
+        isinstance(fake, FakeTensor)
+        and fake.layout is torch.strided
+        and not (fake.is_nested or fake.is_conj() or fake.is_neg())
+        for fake in tensors
     )
     if not all(plain):
         return None

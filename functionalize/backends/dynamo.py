@@ -3,7 +3,8 @@
 The graph that Dynamo found is recorded like any other program (`graph_capture`), and called like one (`runtime`); what
 lies between is the compiler's.
 
-Invariant: a graph that a compiler gets writes nothing, not even back to its inputs. Limits: no tensor subclasses.
+Invariant: a graph that a compiler gets writes nothing, not even back to its inputs. Limits: tensor
+subclasses that say what they hold, of sizes that are numbers.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from torch.fx import Graph, GraphModule, Interpreter, Node
 from functionalize._torch import (
     ASKED_PROPERTIES,
     FOLLOWED_VIEW,
-    PLAIN_TYPES,
     VERSION,
     DisableTorchFunction,
     FakeTensorMode,
@@ -48,17 +48,18 @@ from functionalize._torch.dynamo import (
     sizes_by_data,
     to_fakes,
 )
+from functionalize._torch.subclasses.wrappers import Wrapping, is_wrapper_class, plain_part
 from functionalize._torch.symbols.sizes import has_symbol
 from functionalize.aliasing.geometry import Layout, hint
 from functionalize.call_stack import Scopes, line_of_trace
 from functionalize.errors import NoFormulaError, OverlappingInputsError, UnsupportedProgramError, check_remove
-from functionalize.graph_capture.inputs.inputs import TracedInput
+from functionalize.graph_capture.inputs.inputs import PartInput, TracedInput, WrapperInput, with_parts
 from functionalize.graph_capture.inputs.view_inputs import view_of, with_roots
+from functionalize.graph_capture.inputs.wrappers import refuse_changed, wrap_fakes
 from functionalize.graph_capture.recording import RecordingSession
 from functionalize.graph_capture.trace.checkpointing import CheckpointRegions
 from functionalize.python_state.reconstruct import GraphNumber
 from functionalize.refusals.gradients import INPUT_FOLLOWS_VIEW, INPUT_IS_VIEW
-from functionalize.refusals.tensors import SUBCLASS_COMPILED
 from functionalize.runtime.arguments import base_of
 from functionalize.runtime.autograd.joint import Derivative, ForwardCall, JointGraph, Orders
 from functionalize.runtime.autograd.partition import PartitionFn, partition
@@ -69,7 +70,7 @@ from functionalize.runtime.calls.stages import Compute, composed
 from functionalize.runtime.guards.alias_pattern import alias_pattern
 from functionalize.runtime.guards.modes import DEFAULT_DTYPE, in_modes, set_modes
 from functionalize.runtime.guards.sizes import InputSize, Sizes
-from functionalize.runtime.metadata import ProgramMetadata, needed_results
+from functionalize.runtime.metadata import GraphInput, ProgramMetadata, needed_results
 from functionalize.runtime.outputs.side_effects import LeftInObjects
 from functionalize.tracing.fakeify import fresh
 from functionalize.transform.api import run_call
@@ -179,7 +180,7 @@ class _Compiled:
 
     def __call__(self, inputs: Sequence[Any]) -> Any:
         known = self.metadata.inputs  # tensors that the graph makes of numbers are among these
-        values = [inputs[one.argument] if one.argument is not None else one.constant for one in known]
+        values = [one.constant if one.argument is None else _value(one, inputs[one.argument]) for one in known]
         for number, one in enumerate(known):
             if one.base_of is not None:
                 values[number] = base_of(values[one.base_of])
@@ -217,6 +218,7 @@ class _Backend:
 
         Where the graph replaces data, also which are views that require gradients.
         """
+        inputs = _parted(inputs)
         tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
         keeps = [self._keeps_cast(tensor) for tensor in tensors if self.keeps_casts]
         views = [ASKED_PROPERTIES[FOLLOWED_VIEW](tensor) for tensor in tensors if self.replaces_data]
@@ -256,7 +258,8 @@ class _Backend:
         metadata, joint = found.metadata, found.joint
         if isinstance(joint, Exception) and not isinstance(joint, NoFormulaError):
             raise joint
-        known = {entry.name: fakes[entry.argument] for entry in metadata.inputs if entry.argument is not None}
+        taken = [metadata.inputs[number] for number in metadata.taken]
+        known = {entry.name: _value(entry, fakes[entry.argument]) for entry in taken if entry.argument is not None}
         handed = partial(self.handed, mode, known)
 
         def compiled(compute: Compute) -> _Compiled:
@@ -299,10 +302,14 @@ class _Backend:
             TracedInput(InputKind.USER_INPUT, name, None, value, argument=position)
             for position, (name, value) in enumerate(zip(names, fakes, strict=True))
         ]
+        inputs = with_parts(inputs, {*names})
         inputs = with_roots(inputs) if as_views else inputs
         with mode, enable_python_dispatcher():  # traced as they are: `make_fx` would convert them once more
             _stand_in(inputs, self._handle)
-        handles = [entry.value for entry in inputs if entry.given]
+            wrap_fakes(inputs, self._keeps_cast)
+        for entry in inputs:
+            entry.value = entry.value if entry.fake is None else entry.fake
+        handles = [entry.value for entry in inputs if entry.given and type(entry) is not PartInput]
         session.add_inputs(inputs)
         run = _Run(self.graph, session.regions)
 
@@ -310,6 +317,7 @@ class _Backend:
             held = {f"graph.{name}": value for name, value in zip(self.state, handles, strict=False)}
             given = tuple(handles[len(held) :])
             results = torch.func.functional_call(run, held, given) if held else run(*given)
+            refuse_changed(inputs)
             return list(results) if isinstance(results, (list, tuple)) else [results]
 
         noted = torch.fx.traceback.preserve_node_meta(), sizes_by_data(mode)
@@ -365,20 +373,29 @@ class _Backend:
 
 def _stand_in(inputs: Sequence[TracedInput], handle: Callable[[torch.Tensor], torch.Tensor]) -> None:
     """Have tensors of a trace stand for Dynamo's fake tensors: of inputs that know their roots, views of these."""
-    given = [entry for entry in inputs if isinstance(entry.value, torch.Tensor)]
-    layouts = {id(entry): Layout.of(_plain(entry.value, entry.name)) for entry in given}
-    for entry in given:
+    plain = [entry for entry in inputs if isinstance(entry.value, torch.Tensor) and type(entry) is not WrapperInput]
+    layouts = {id(entry): Layout.of(entry.value) for entry in plain}
+    for entry in plain:
         entry.base = entry.known_base
         entry.value = entry.fake = handle(entry.value)
-    for entry in given:
+    for entry in plain:
         if entry.root is not None and entry.root.fake is not None:
             entry.value = entry.fake = view_of(entry.root.fake, layouts[id(entry)])
 
 
-def _plain(value: torch.Tensor, name: str) -> torch.Tensor:
-    if type(value) not in PLAIN_TYPES:
-        raise SUBCLASS_COMPILED.error(tensor=f"`{name}`", kind=type(value).__name__)
-    return value
+def _value(entry: GraphInput, argument: Any) -> Any:
+    """An input, in the argument that it is, or that holds it."""
+    return argument if entry.part is None else plain_part(argument, entry.part.path)
+
+
+def _parted(values: Sequence[Any]) -> list[Any]:
+    """Values, with the parts of wrappers in the places of these."""
+    wrapped = (isinstance(value, torch.Tensor) and is_wrapper_class(type(value)) for value in values)
+    return [
+        part
+        for value, opens in zip(values, wrapped, strict=True)
+        for part in (Wrapping.of(value).parts_of(value) if opens else (value,))
+    ]
 
 
 def _sizes_of(metadata: ProgramMetadata, fakes: Sequence[Any]) -> Callable[[Sequence[Any]], Sizes] | None:

@@ -135,10 +135,9 @@ def capture(
             sizes=DynamicShapes(dynamic_shapes, strict=how.get("strict", False)),
             optimizer=optimizer,
             order=order,
-            as_views=how.get("as_views", False),
             answers=answers,
             numbers=numbers if on_data == "decide" else None,
-            adapt=how.get("adapt"),
+            **{option: how[option] for option in ("as_views", "adapt") if option in how},
         )
         exporting = answers_of_export() if is_exporting else contextlib.nullcontext()
         with CAPTURING, exporting, logging_capture(f"{name}, again"):

@@ -23,7 +23,8 @@ WRAPPER_OF_SYMBOLS = Refusal(
     UnsupportedProgramError,
     what="{tensor} is a {kind}, and has sizes that are symbols",
     why="a call makes such a tensor of the plain tensors that it holds, and of sizes that are numbers",
-    hint="capture it with plain sizes, and with on_guard_failure='recapture' if these differ from call to call",
+    hint="capture it with plain sizes, and with on_guard_failure='recapture' if these differ from call to call; in "
+    "torch.compile, pass dynamic=False",
     no_example="a tracer that makes symbols has to run",
 )
 WRAPPER_WRITTEN_WITH_GRADIENT = Refusal(
@@ -66,13 +67,6 @@ OTHER_TANGENT = Refusal(
     why="its backward was captured for a gradient like the result",
     hint="convert the gradient, or give the class `__coerce_same_metadata_as_tangent__`",
     no_example="a class whose gradients are unlike its tensors takes more than a few lines",
-)
-SUBCLASS_COMPILED = Refusal(
-    UnsupportedProgramError,
-    what="{tensor} is a {kind}, a subclass of torch.Tensor",
-    why="torch.compile gives it to the backend as it is, and the backend compiles graphs of plain tensors",
-    hint="use functionalize.capture, which opens tensors that have `__tensor_flatten__`, or another backend",
-    no_example="torch.compile raises an error of its own around it",
 )
 WRAPPER_EXPORTED = Refusal(
     UnsupportedProgramError,

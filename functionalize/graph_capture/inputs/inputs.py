@@ -200,10 +200,10 @@ class ProgramInputs:
         self.schedules = Schedules(StateWalk() if follows_steps else self.state)
         self.schedules.leave_out(self.python_guards)
         taken: set[str] = set()
-        state, user = _opened(self._state(taken), taken), _opened(self._user(taken), taken)
+        state, user = with_parts(self._state(taken), taken), with_parts(self._user(taken), taken)
         if numbers is not None and not any(isinstance(entry.value, FakeTensor) for entry in (*state, *user)):
             state += self._numbers(numbers, taken)
-        gradients = _opened(self._gradients([*state, *user], taken, suppose_gradients), taken)
+        gradients = with_parts(self._gradients([*state, *user], taken, suppose_gradients), taken)
         self.inputs = [*state, *gradients, *user]
 
     def _walk(self) -> tuple[StateWalk, Follower]:
@@ -269,7 +269,7 @@ class ProgramInputs:
                 yield TracedInput(InputKind.USER_INPUT, name, None, value, argument=position)
 
 
-def _opened(entries: Iterable[TracedInput], taken: set[str]) -> list[TracedInput]:
+def with_parts(entries: Iterable[TracedInput], taken: set[str]) -> list[TracedInput]:
     """Inputs, with the parts of each wrapper behind it."""
     opened = list[TracedInput]()
     for entry in entries:

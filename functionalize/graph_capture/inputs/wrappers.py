@@ -7,7 +7,7 @@ leaves or computed tensors as their originals; what the program does to them, ot
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 
 import torch
 
@@ -29,15 +29,24 @@ def refuse_symbolic(inputs: Sequence[TracedInput], dynamic: Set[int]) -> None:
             raise WRAPPER_OF_SYMBOLS.error(tensor=entry.label, kind=entry.wrapping.name)
 
 
-def wrap_fakes(inputs: Sequence[TracedInput]) -> dict[int, torch.Tensor]:
-    """A wrapper of fake tensors for each wrapper, by the wrapper's identity, which inputs get."""
+def _as_original(original: torch.Tensor) -> bool:
+    return original.is_leaf
+
+
+def wrap_fakes(
+    inputs: Sequence[TracedInput], leaf: Callable[[torch.Tensor], bool] = _as_original
+) -> dict[int, torch.Tensor]:
+    """A wrapper of fake tensors for each wrapper, by the wrapper's identity, which inputs get.
+
+    ``leaf``: whether autograd is to take it for a leaf, by the original.
+    """
     made: dict[int, torch.Tensor] = {}
     for entry, parts in _wrappers(inputs):
         key = id(entry.value)
         if key not in made:
             wrapper = entry.wrapping.wrapped([part.fake for part in parts if part.fake is not None])
             mark_as(wrapper, entry.value)
-            made[key] = wrapper if entry.value.is_leaf else fresh(wrapper)
+            made[key] = wrapper if leaf(entry.value) else fresh(wrapper)
         entry.fake = made[key]
         for part, fake in zip(parts, entry.wrapping.parts_of(entry.fake), strict=True):
             part.fake = fake
