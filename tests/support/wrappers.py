@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import HashStore
+from torch.masked import masked_tensor
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils import _pytree as pytree
 
@@ -120,6 +121,7 @@ KINDS: dict[str, Callable[[], Any]] = {
     "not contiguous": lambda: two(4, 4).t(),
     "int8 weight": int8,
     "jagged": jagged,
+    "masked": lambda: masked_tensor(numbers(4, 4), numbers(4, 4) > 0),
     "sharded": sharded,
     "partial sum": partial_sum,
 }

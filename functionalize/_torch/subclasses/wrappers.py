@@ -1,9 +1,9 @@
 """Wrappers: tensor subclasses that hold other tensors, by ``__tensor_flatten__`` and ``__tensor_unflatten__``.
 
-In: a wrapper. Out: a :class:`Wrapping`, which says how it is made of plain tensors, also if it holds further wrappers,
-and these tensors, its parts. Guarantees: a wrapping holds no tensor, and equal wrappings make wrappers that no program
-can distinguish. Limits: what the class keeps elsewhere than ``__tensor_flatten__`` says is not seen, except for plain
-values that somebody set as attributes.
+In: a wrapper; torch's masked tensors are wrappers too. Out: a :class:`Wrapping`, which says how it is made of plain
+tensors, also if it holds further wrappers, and these tensors, its parts. Guarantees: a wrapping holds no tensor, and
+equal wrappings make wrappers that no program can distinguish. Limits: what the class keeps elsewhere than
+``__tensor_flatten__`` says is not seen, except for plain values that somebody set as attributes.
 """
 
 from __future__ import annotations
@@ -14,16 +14,18 @@ from functools import cache, cached_property
 from typing import Any
 
 import torch
+from torch.masked import MaskedTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass_type  # no public name for the protocol
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+_MASKED = ("_masked_data", "_masked_mask")  # what masked tensors hold: torch's class does not say it
 _RAGGED = "*"  # in place of a ragged size, which is another symbol for each nested tensor
 
 
 @cache
 def is_wrapper_class(cls: type) -> bool:
     """Whether the tensors of a class hold other tensors, and can be made of others."""
-    return is_traceable_wrapper_subclass_type(cls)
+    return cls is MaskedTensor or is_traceable_wrapper_subclass_type(cls)
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +44,7 @@ class Wrapping:
     @classmethod
     def of(cls, wrapper: Any) -> Wrapping:
         """The wrapping of a wrapper."""
-        names, context = wrapper.__tensor_flatten__()
+        names, context = (_MASKED, None) if type(wrapper) is MaskedTensor else wrapper.__tensor_flatten__()
         held = {name: getattr(wrapper, name) for name in names}
         inner = {name: value for name, value in held.items() if isinstance(value, torch.Tensor)}
         return cls(
@@ -84,7 +86,8 @@ class Wrapping:
             name: next(parts) if wrapping is None else wrapping._wrapped(parts) for name, wrapping in self.inner.items()
         }
         cls: Any = self.cls
-        made: Any = cls.__tensor_unflatten__({**inner, **self.others}, self.context, self.size, self.stride)
+        unflatten = _masked if cls is MaskedTensor else cls.__tensor_unflatten__
+        made: Any = unflatten({**inner, **self.others}, self.context, self.size, self.stride)
         for name, value in self.attributes.items():
             if vars(made).get(name, self) != value:
                 setattr(made, name, value)
@@ -120,6 +123,16 @@ class Wrapping:
         """Whether its sizes are integers, apart from ragged ones."""
         own = all(type(size) is int or is_ragged(size) for size in (*self.size, *self.stride))
         return own and all(wrapping is None or wrapping.is_static for wrapping in self.inner.values())
+
+
+def _masked(inner: Mapping[str, Any], context: None, size: Sequence[int], stride: Sequence[int]) -> torch.Tensor:
+    """A masked tensor over these very tensors: its constructor would copy them."""
+    data = inner["_masked_data"]
+    look = {"dtype": data.dtype, "device": data.device, "layout": data.layout, "requires_grad": False}
+    own = {"dispatch_sizes_strides_policy": "strides", "dispatch_layout": True}
+    made: torch.Tensor = torch.Tensor._make_wrapper_subclass(MaskedTensor, size, **look, **own)
+    vars(made).update(inner)
+    return made
 
 
 def part_at(wrapper: Any, path: Sequence[str]) -> Any:

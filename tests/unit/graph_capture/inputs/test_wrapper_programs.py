@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.masked import masked_tensor
 from torch.nn import functional as F
 from torch.testing._internal.subclasses import WrapperSubclass
 from torch.testing._internal.two_tensor import TwoTensor
@@ -24,6 +25,7 @@ from tests.support.wrappers import Holder, Program, compare, nested_two, numbers
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*torch.jit",
+    "ignore:It is not recommended to create a MaskedTensor",
     "ignore:.*prototype.*:UserWarning",
     "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning",
 )
@@ -237,6 +239,13 @@ def gradients_are_replaced(x: Any) -> Any:
     return x * 2
 
 
+@case(lambda: trained(numbers(3, 3)))
+def masked_tensors_are_made(x: Any) -> Any:
+    made = masked_tensor(x.detach(), x > 0, requires_grad=True)
+    made.sum().backward()
+    return made.grad, (made.detach() * 2).softmax(-1).mean(1).to_tensor(0.0)
+
+
 @case(lambda: two(3, 4))
 def transforms_of_functions(x: Any) -> Any:
     def squares(x: Any) -> Any:
@@ -377,7 +386,6 @@ REFUSED: dict[str, Case] = {
     "writes a value with a gradient to it": Case(lambda x: x.mul_(2), computed),
     "and has sizes that are symbols": Case(lambda x: TwoTensor(x.a[x.a > 0], x.a[x.a > 0]), lambda: two(4)),
     "with `as_subclass` is a Named": Case(lambda x: x.as_subclass(Named) * 2, lambda: numbers(3)),
-    "is a MaskedTensor": Case(lambda x: torch.masked.masked_tensor(x, x > 0) * 2, lambda: numbers(3)),
     "has no fake implementation": Case(attention, lambda: jagged(2, 3)),
 }
 
