@@ -302,7 +302,7 @@ class _Backend:
             TracedInput(InputKind.USER_INPUT, name, None, value, argument=position)
             for position, (name, value) in enumerate(zip(names, fakes, strict=True))
         ]
-        inputs = with_parts(inputs, {*names})
+        inputs = with_parts(inputs, {*names}, symbolic=True)
         inputs = with_roots(inputs) if as_views else inputs
         with mode, enable_python_dispatcher():  # traced as they are: `make_fx` would convert them once more
             _stand_in(inputs, self._handle)

@@ -9,7 +9,7 @@ equal wrappings make wrappers that no program can distinguish. Limits: what the 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Any
 
@@ -40,6 +40,7 @@ class Wrapping:
     stride: Sequence[Any]
     requires_grad: bool
     attributes: Mapping[str, Any]  # plain values that somebody set
+    part_sizes: Sequence[Sequence[Any]] = ()  # with expressions of symbols: those that a frozen wrapping computes by
 
     @classmethod
     def of(cls, wrapper: Any) -> Wrapping:
@@ -78,16 +79,24 @@ class Wrapping:
 
     def wrapped(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         """A wrapper of other parts; it requires no gradients."""
-        made = self._wrapped(iter(parts))
+        numbers = dict[Any, Any]()
+        for sizes, part in zip(self.part_sizes, parts, strict=bool(self.part_sizes)):
+            numbers |= zip(sizes, part.size(), strict=True)
+        made = self._wrapped(iter(parts), numbers)
         return made.requires_grad_(False) if made.requires_grad else made
 
-    def _wrapped(self, parts: Iterator[torch.Tensor]) -> torch.Tensor:
+    def _wrapped(self, parts: Iterator[torch.Tensor], numbers: Mapping[Any, Any]) -> torch.Tensor:
+        """``numbers``: what expressions among the sizes of a frozen wrapping stand for."""
         inner = {
-            name: next(parts) if wrapping is None else wrapping._wrapped(parts) for name, wrapping in self.inner.items()
+            name: next(parts) if wrapping is None else wrapping._wrapped(parts, numbers)
+            for name, wrapping in self.inner.items()
         }
+        size, stride = self.size, self.stride
+        if numbers:
+            size, stride = (torch.Size(_number(each, numbers) for each in sizes) for sizes in (size, stride))
         cls: Any = self.cls
         unflatten = _masked if cls is MaskedTensor else cls.__tensor_unflatten__
-        made: Any = unflatten({**inner, **self.others}, self.context, self.size, self.stride)
+        made: Any = unflatten({**inner, **self.others}, self.context, size, stride)
         for name, value in self.attributes.items():
             if vars(made).get(name, self) != value:
                 setattr(made, name, value)
@@ -102,8 +111,8 @@ class Wrapping:
             "inner tensors": ([*self.inner], [*other.inner]),
             "metadata": (compared and self.context, compared and other.context),
             "other values": (self.others, other.others),
-            "size": (_comparable(self.size), _comparable(other.size)),
-            "strides": (_comparable(self.stride), _comparable(other.stride)),
+            "size": (_comparable(self.size, other.size), _comparable(other.size, self.size)),
+            "strides": (_comparable(self.stride, other.stride), _comparable(other.stride, self.stride)),
             "attributes": (self.attributes, other.attributes),
         }
         for name, (mine, others) in pairs.items():
@@ -121,8 +130,32 @@ class Wrapping:
     @property
     def is_static(self) -> bool:
         """Whether its sizes are integers, apart from ragged ones."""
-        own = all(type(size) is int or is_ragged(size) for size in (*self.size, *self.stride))
-        return own and all(wrapping is None or wrapping.is_static for wrapping in self.inner.values())
+        return not self._symbolic
+
+    @cached_property
+    def _symbolic(self) -> Sequence[Any]:
+        """Its sizes that are symbols or expressions, also of the wrappers that it holds."""
+        own = [size for size in (*self.size, *self.stride) if type(size) is not int and not is_ragged(size)]
+        return [*own, *(size for each in self.inner.values() if each is not None for size in each._symbolic)]
+
+    def frozen(self, parts: Sequence[torch.Tensor]) -> Wrapping | None:
+        """The same without symbols, whose sizes are computed from those of parts; None if these do not give them.
+
+        ``parts``: those that it was found with.
+        """
+        if self.is_static:
+            return self
+        sizes = [list(map(_expression, part.size())) for part in parts]
+        known = {size for layout in sizes for size in layout}
+        if any(size not in known and not size.free_symbols <= known for size in map(_expression, self._symbolic)):
+            return None
+        return replace(self.without_symbols(), part_sizes=sizes)
+
+    def without_symbols(self) -> Wrapping:
+        """The same with expressions for symbols: nothing can be wrapped by it."""
+        inner = {name: each if each is None else each.without_symbols() for name, each in self.inner.items()}
+        size, stride = (list(map(_expression, sizes)) for sizes in (self.size, self.stride))
+        return replace(self, inner=inner, size=size, stride=stride)
 
 
 def _masked(inner: Mapping[str, Any], context: None, size: Sequence[int], stride: Sequence[int]) -> torch.Tensor:
@@ -153,8 +186,24 @@ def is_ragged(size: Any) -> bool:
     return isinstance(size, torch.SymInt) and bool(size.node.is_nested_int())
 
 
-def _comparable(sizes: Sequence[Any]) -> list[Any]:
-    return [_RAGGED if is_ragged(size) else size for size in sizes]
+def _expression(size: Any) -> Any:
+    """A size as an integer, or as an expression of symbols; a ragged size as it is."""
+    return size.node.expr if isinstance(size, torch.SymInt) and not is_ragged(size) else size
+
+
+def _number(size: Any, numbers: Mapping[Any, Any]) -> Any:
+    if size in numbers:
+        return numbers[size]
+    return int(size.xreplace(numbers)) if hasattr(size, "xreplace") else size
+
+
+def _comparable(sizes: Sequence[Any], others: Sequence[Any]) -> list[Any]:
+    """Sizes to compare with others: an integer may be any expression's value."""
+    if len(sizes) != len(others):
+        return [len(sizes)]
+    own = [_RAGGED if is_ragged(size) else _expression(size) for size in sizes]
+    known = [type(size) is int or is_ragged(size) for size in others]
+    return [size if known[place] is (type(size) is int or size is _RAGGED) else None for place, size in enumerate(own)]
 
 
 def _is_set(name: str, value: Any) -> bool:

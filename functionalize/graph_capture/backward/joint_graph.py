@@ -39,6 +39,7 @@ from functionalize.graph_capture.backward.differentiability import (
 from functionalize.graph_capture.backward.gradient_hooks import ContainerSnapshots, hooks_suspended
 from functionalize.graph_capture.finish.outputs import OutputAnalysis
 from functionalize.graph_capture.inputs.inputs import TracedInput, WrapperInput, gradient_edge, is_leaf
+from functionalize.graph_capture.inputs.wrappers import frozen_wrapping
 from functionalize.graph_capture.refusals.torch_errors import of_derivative
 from functionalize.graph_capture.trace.checkpointing import CheckpointRegions, copied
 from functionalize.graph_capture.trace.data_oracle import DecisionsOfGraph
@@ -363,7 +364,7 @@ class JointTracer:
         value = self._mode.context.value
         if not is_wrapper_class(type(gradient)):
             return _Gradient(gradient, (self._node(value(gradient)),))
-        wrapping = Wrapping.of(gradient)
+        wrapping = frozen_wrapping(gradient, "a gradient")
         return _Gradient(gradient, [self._node(value(part)) for part in wrapping.parts_of(gradient)], wrapping)
 
     def _incoming(self, target: Target, tangents: list[list[Node]], requires_grad: bool) -> _Incoming:
@@ -378,7 +379,7 @@ class JointTracer:
         parts = [self._tangent(part, tangents, requires_grad) for part in wrapping.parts_of(wanted)]
         if len(parts) != len(target.positions):
             raise OTHER_TANGENT.error(kind=target.wrapping.name, other=wrapping.name)
-        return _Incoming(wrapping.wrapped(parts), parts, wrapping)
+        return _Incoming(wrapping.wrapped(parts), parts, frozen_wrapping(wanted, "a gradient"))
 
     def _written(self, tangent: torch.Tensor) -> Node | None:
         """The value that the backward has written to the gradient of a result; None if it has written nothing."""

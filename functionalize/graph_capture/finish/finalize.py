@@ -313,9 +313,9 @@ class GraphFinalizer:
             output = self.outputs.add(symbol_node(self.tracer, made) if symbolic else made, OutputKind.USER_OUTPUT)
             results[position] = GraphNumber(output) if symbolic else made
         of_inputs = {number: entry for entry in self.inputs if (number := gradients.get(id(entry))) is not None}
-        for number, wrapper in self.objects.wrappers.items():
+        for number, parts in self.objects.wrappers.items():
             if number in of_inputs:
-                of_inputs |= dict.fromkeys(wrapper.parts, of_inputs[number])
+                of_inputs |= dict.fromkeys(parts, of_inputs[number])
         for number in left:
             if number not in self.objects.wrappers:  # its parts have numbers too
                 self._give(number, of_inputs.get(number))

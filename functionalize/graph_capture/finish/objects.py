@@ -16,7 +16,6 @@ import types
 import weakref
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -54,14 +53,6 @@ _ARGUMENTS = 1  # the number of their walk
 Roots = Sequence[tuple[Any, Collection[int]]]
 
 
-@dataclass(frozen=True, eq=False)
-class Wrapper:
-    """How a call makes a wrapper: of the tensors with these numbers."""
-
-    wrapping: Wrapping
-    parts: tuple[int, ...]
-
-
 class ObjectGraph:
     """The objects that can be reached from what a program returns and leaves."""
 
@@ -69,7 +60,7 @@ class ObjectGraph:
         self._tracer = tracer
         self.handles: list[torch.Tensor] = []  # what the caller will get
         self._numbers: dict[int, int] = {}  # of these, by identity
-        self.wrappers: dict[int, Wrapper] = {}  # by number: handles that are wrappers
+        self.wrappers: dict[int, tuple[int, ...]] = {}  # handles that are wrappers: the numbers of their parts
         self.only_parts: set[int] = set()  # the numbers of tensors that the caller gets only in wrappers
         self.symbols: list[Any] = []  # symbols of the graph in objects
         self._walked: Mapping[int, tuple[int, int]] = {}
@@ -112,22 +103,22 @@ class ObjectGraph:
             opened = is_opened(tensor, "a tensor that the program returns or keeps")
             self.handles.append(tensor)
             if opened:
-                self.wrappers[number] = self._wrapper(tensor)
+                self.wrappers[number] = self._parts(tensor)
         self.only_parts.discard(number)
         return number
 
-    def _wrapper(self, tensor: torch.Tensor) -> Wrapper:
-        wrapping, numbers = Wrapping.of(tensor), list[int]()
-        for part in wrapping.parts_of(tensor):
+    def _parts(self, wrapper: torch.Tensor) -> tuple[int, ...]:
+        numbers = list[int]()
+        for part in Wrapping.of(wrapper).parts_of(wrapper):
             is_only_part = self._numbers.get(id(part)) in (None, *self.only_parts)
             numbers.append(self.number(part))
             if is_only_part:
                 self.only_parts.add(numbers[-1])
-        return Wrapper(wrapping, tuple(numbers))
+        return tuple(numbers)
 
     def plain_parts(self, number: int) -> Sequence[int]:
         """The numbers of the parts of a wrapper; of another tensor, its own."""
-        return self.wrappers[number].parts if number in self.wrappers else (number,)
+        return self.wrappers.get(number, (number,))
 
     @property
     def plain_handles(self) -> list[torch.Tensor]:

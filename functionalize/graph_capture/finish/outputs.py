@@ -31,14 +31,15 @@ from torch.export.graph_signature import (
 from torch.fx import Node
 
 from functionalize._torch import storage_key
+from functionalize._torch.subclasses.wrappers import Wrapping
 from functionalize._torch.tensors import autograd_base, creation_of, made_silently
 from functionalize.aliasing import view_rules
 from functionalize.aliasing.geometry import Layout, plain_layout, size_hint
 from functionalize.aliasing.strided_layout import is_differentiable
-from functionalize.graph_capture.finish.objects import ObjectGraph, Wrapper
+from functionalize.graph_capture.finish.objects import ObjectGraph
 from functionalize.graph_capture.inputs.inputs import TracedInput
+from functionalize.graph_capture.inputs.wrappers import frozen_wrapping
 from functionalize.refusals.gradients import VIEW_NO_LONGER_ACCEPTED
-from functionalize.refusals.tensors import WRAPPER_OF_SYMBOLS
 from functionalize.runtime.metadata import AliasKind, BaseResult, GraphInput, OutputAlias, frozen_layout, frozen_number
 
 _ARGUMENTS: dict[type, Any] = {
@@ -159,21 +160,18 @@ class OutputAnalysis:
             aliases.append(alias if leaf is None else self._silent(handle, alias) or replace(alias, **_LEAF, leaf=leaf))
         return aliases
 
-    def _wrapper(self, handle: torch.Tensor, wrapper: Wrapper, gradient: int | None) -> OutputAlias:
+    def _wrapper(self, handle: torch.Tensor, parts: tuple[int, ...], gradient: int | None) -> OutputAlias:
         """The alias of a wrapper: an input, or made of other outputs."""
-        source = self._numbers.get(id(handle))
+        source, what = self._numbers.get(id(handle)), "a tensor that the program returns or keeps"
         alias = OutputAlias(
             AliasKind.WRAPPER if source is None else AliasKind.INPUT,
             plain_layout((), (), 0, handle.dtype),
             handle.requires_grad,
             input=source,
             gradient=gradient,
-            wrapping=wrapper.wrapping,
-            parts=wrapper.parts,
+            wrapping=frozen_wrapping(handle, what) if source is None else Wrapping.of(handle).without_symbols(),
+            parts=parts,
         )
-        if not wrapper.wrapping.is_static:
-            what = "a tensor that the program returns or keeps"
-            raise WRAPPER_OF_SYMBOLS.error(tensor=what, kind=type(handle).__name__)
         leaf = _leaf(handle) if source is None else None
         return alias if leaf is None else replace(alias, **_LEAF, leaf=leaf)
 

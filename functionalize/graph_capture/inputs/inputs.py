@@ -269,22 +269,22 @@ class ProgramInputs:
                 yield TracedInput(InputKind.USER_INPUT, name, None, value, argument=position)
 
 
-def with_parts(entries: Iterable[TracedInput], taken: set[str]) -> list[TracedInput]:
-    """Inputs, with the parts of each wrapper behind it."""
+def with_parts(entries: Iterable[TracedInput], taken: set[str], *, symbolic: bool = False) -> list[TracedInput]:
+    """Inputs, with the parts of each wrapper behind it; ``symbolic``: whether sizes of wrappers may be symbols."""
     opened = list[TracedInput]()
     for entry in entries:
         if not isinstance(entry.value, torch.Tensor) or not is_opened(entry.value, f"`{entry.target or entry.name}`"):
             opened.append(entry)
         else:
             wrapper = WrapperInput(**vars(entry), wrapping=Wrapping.of(entry.value))
+            if not (wrapper.wrapping.is_static or (symbolic and entry.value.layout is torch.strided)):
+                raise WRAPPER_OF_SYMBOLS.error(tensor=wrapper.label, kind=wrapper.wrapping.name)
             opened += (wrapper, *_parts(wrapper, taken))
     return opened
 
 
 def _parts(wrapper: WrapperInput, taken: set[str]) -> Iterator[PartInput]:
     """The tensors that a wrapper holds, as inputs."""
-    if not wrapper.wrapping.is_static:
-        raise WRAPPER_OF_SYMBOLS.error(tensor=wrapper.label, kind=wrapper.wrapping.cls.__name__)
     for path in wrapper.wrapping.paths:
         part = plain_part(wrapper.value, path)
         is_opened(part, f"what {wrapper.label} holds")

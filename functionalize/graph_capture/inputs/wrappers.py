@@ -48,9 +48,24 @@ def wrap_fakes(
             mark_as(wrapper, entry.value)
             made[key] = wrapper if leaf(entry.value) else fresh(wrapper)
         entry.fake = made[key]
+        if not entry.wrapping.is_static:  # the symbols of autograd's view of it are those of its parts
+            entry.wrapping = Wrapping.of(entry.fake)
         for part, fake in zip(parts, entry.wrapping.parts_of(entry.fake), strict=True):
             part.fake = fake
     return made
+
+
+def frozen_wrapping(wrapper: torch.Tensor, label: str) -> Wrapping:
+    """The wrapping of a wrapper of fake tensors, as a call makes it; ``label``: what it is.
+
+    Raises:
+        UnsupportedProgramError: it has sizes that its parts do not have.
+    """
+    wrapping = Wrapping.of(wrapper)
+    frozen = wrapping.frozen(wrapping.parts_of(wrapper))
+    if frozen is None:
+        raise WRAPPER_OF_SYMBOLS.error(tensor=label, kind=wrapping.name)
+    return frozen
 
 
 def refuse_changed(inputs: Sequence[TracedInput]) -> None:

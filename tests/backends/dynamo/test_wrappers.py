@@ -7,11 +7,23 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from functionalize import dynamo_backend
 from functionalize.verify import assert_functional
-from tests.support.wrappers import GRADIENTS, KINDS, ROLES, SHARED, compare, jagged, numbers, one_rank, shared, two
+from tests.support.wrappers import (
+    GRADIENTS,
+    KINDS,
+    ROLES,
+    SHARED,
+    compare,
+    jagged,
+    numbers,
+    one_rank,
+    opened,
+    shared,
+    two,
+)
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*torch.jit"),
@@ -34,11 +46,12 @@ def mesh() -> Iterator[Any]:
         yield mesh
 
 
-def compiled(function: Callable[..., Any], arguments: Any) -> Any:
-    def kept(graph: torch.fx.GraphModule, inputs: Any) -> Any:
-        GRAPHS.append(graph)
-        return graph
+def kept(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+    GRAPHS.append(graph)
+    return graph
 
+
+def compiled(function: Callable[..., Any], arguments: Any) -> Any:
     return torch.compile(function, backend=dynamo_backend(kept), dynamic=False, fullgraph=True)
 
 
@@ -68,6 +81,36 @@ def test_the_compiler_gets_the_tensors_inside() -> None:
     assert [node.name.rpartition("_")[2] for node in placeholders if "weight" in node.name] == ["a", "b"]
 
 
-def test_sizes_that_are_symbols_are_refused() -> None:
+SIZED: dict[str, Callable[[Any], Any]] = {
+    "results": lambda x: (x * 2, x),
+    "views": lambda x: (x.view(-1), x.t(), x.size(0)),
+    "writes": lambda x: x.mul_(2),
+    "its size": lambda x: x.new_zeros(x.size(0), 2) + torch.ones(x.size(0), 1),
+    "expanded": lambda x: x.unsqueeze(1).expand(-1, 2, -1).reshape(-1, 3),
+    "gradients": lambda x: torch.autograd.grad((x * x).sin().sum(), x) if x.requires_grad else x,
+}
+
+
+@pytest.mark.parametrize("trained", [False, True])
+@pytest.mark.parametrize("name", SIZED)
+def test_sizes_may_differ_from_call_to_call(name: str, trained: bool) -> None:
+    GRAPHS.clear()
+    program = torch.compile(SIZED[name], backend=dynamo_backend(kept))
+    for rows in (3, 5, 2, 6):
+        both = []
+        for function in (SIZED[name], program):
+            x = two(rows, 3).requires_grad_(trained and name != "writes")
+            result = function(x)
+            if isinstance(result, Tensor) and result.requires_grad:
+                result.sum().backward()
+            both.append(opened([result, x, x.grad]))
+        for wanted, given in zip(*both, strict=True):
+            if isinstance(wanted, Tensor):
+                torch.testing.assert_close(given, wanted)
+            else:
+                assert given == wanted
+
+
+def test_a_nested_tensor_is_refused() -> None:
     with pytest.raises(Exception, match=r"is a NestedTensor, and has sizes that are symbols[\s\S]*dynamic=False"):
         torch.compile(lambda x: x * 2, backend="functionalize")(jagged())

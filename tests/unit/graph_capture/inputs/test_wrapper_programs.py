@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from functionalize import UnsupportedProgramError, capture
 from functionalize.verify import assert_functional
-from tests.support.wrappers import Holder, Program, compare, nested_two, numbers, two
+from tests.support.wrappers import Holder, Program, compare, nested_two, numbers, opened, two
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*torch.jit",
@@ -162,6 +162,11 @@ def copies_between_classes(x: Any) -> Any:
 @case(lambda: two(4))
 def data_decide(x: Any) -> Any:
     return x * x.b[0].item() if x.a.sum() > 0 else x - 1
+
+
+@case(lambda: two(4))
+def data_give_the_size(x: Any) -> Any:
+    return TwoTensor(x.a[x.a > 0], x.b[x.a > 0]), torch.cat([x, x])
 
 
 @case(lambda: TwoTensor(*(numbers(2, 3, 4, 4).to(memory_format=torch.channels_last) for _ in "ab")))
@@ -335,6 +340,30 @@ def test_a_buffer_is_replaced_by_another_wrapper() -> None:
     compare(lambda: (Running(), numbers(4)), capture)
 
 
+@pytest.mark.parametrize("weight", [lambda: two(4, 4), nested_two])
+def test_sizes_of_results_differ_from_call_to_call(weight: Callable[[], Any]) -> None:
+    def program(held: Any, x: Tensor) -> Any:
+        y = F.linear(x, held)
+        return y, y.relu().view(-1), TwoTensor(x * 2, x).t()
+
+    eager, holder = (Holder(weight(), True, True, program) for _ in range(2))
+    captured = capture(holder, (numbers(3, 4),), dynamic_shapes=({0: torch.export.Dim("rows")},))
+    for rows in (3, 5, 2):
+        for module in (eager, holder):
+            module.zero_grad()
+        results = [module(numbers(rows, 4)) for module in (eager, captured)]
+        for y, *_ in results:
+            (y * y).sum().backward()
+        for wanted, result in zip(
+            *(opened((each, module.held.grad)) for each, module in zip(results, (eager, holder), strict=True)),
+            strict=True,
+        ):
+            if isinstance(wanted, Tensor):
+                torch.testing.assert_close(result, wanted)
+            else:
+                assert result == wanted
+
+
 # Nested tensors
 
 
@@ -384,7 +413,6 @@ REFUSED: dict[str, Case] = {
     "the program changes its strides": Case(lambda x: x.t_(), lambda: two(3, 3)),
     "the program changes its size": Case(lambda x: x.unsqueeze_(0), lambda: two(3, 3)),
     "writes a value with a gradient to it": Case(lambda x: x.mul_(2), computed),
-    "and has sizes that are symbols": Case(lambda x: TwoTensor(x.a[x.a > 0], x.a[x.a > 0]), lambda: two(4)),
     "with `as_subclass` is a Named": Case(lambda x: x.as_subclass(Named) * 2, lambda: numbers(3)),
     "has no fake implementation": Case(attention, lambda: jagged(2, 3)),
 }
