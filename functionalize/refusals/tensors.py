@@ -71,8 +71,8 @@ OTHER_TANGENT = Refusal(
 WRAPPER_EXPORTED = Refusal(
     UnsupportedProgramError,
     what="{tensor} is a {kind}",
-    why="an exported program has the plain tensors inside it, and this place has room for one tensor alone",
-    hint="export the program without its backward; return the tensor, or keep the plain tensors inside it there",
+    why="an exported program has only the plain tensors inside it, and this place has room for one tensor",
+    hint="pass, return or keep the plain tensors inside it; gradients are left by the backward: export the forward",
     example="""
 from torch.testing._internal.two_tensor import TwoTensor
 w = torch.nn.Parameter(TwoTensor(torch.ones(2), torch.ones(2)))

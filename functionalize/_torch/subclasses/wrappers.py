@@ -161,11 +161,17 @@ class Wrapping:
 def _masked(inner: Mapping[str, Any], context: None, size: Sequence[int], stride: Sequence[int]) -> torch.Tensor:
     """A masked tensor over these very tensors: its constructor would copy them."""
     data = inner["_masked_data"]
-    look = {"dtype": data.dtype, "device": data.device, "layout": data.layout, "requires_grad": False}
-    own = {"dispatch_sizes_strides_policy": "strides", "dispatch_layout": True}
-    made: torch.Tensor = torch.Tensor._make_wrapper_subclass(MaskedTensor, size, **look, **own)
+    made: Any = torch.Tensor._make_wrapper_subclass(
+        MaskedTensor,
+        size,
+        dtype=data.dtype,
+        device=data.device,
+        layout=data.layout,
+        dispatch_sizes_strides_policy="strides",
+        dispatch_layout=True,
+    )
     vars(made).update(inner)
-    return made
+    return made  # type: ignore[no-any-return]
 
 
 def part_at(wrapper: Any, path: Sequence[str]) -> Any:

@@ -98,7 +98,7 @@ def test_gradients_go_to_the_tensors_inside() -> None:
     run = exported.module()
     result = run(numbers(3, 4))
     (result["a"].sum() + 2 * result["b"].sum()).backward()
-    gradients = {name: parameter.grad for name, parameter in run.named_parameters()}
+    gradients: dict[str, Any] = {name: parameter.grad for name, parameter in run.named_parameters()}
     torch.testing.assert_close(gradients["weight.b"], 2 * gradients["weight.a"])
 
 

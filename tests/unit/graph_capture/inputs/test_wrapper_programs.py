@@ -203,7 +203,8 @@ class Square(torch.autograd.Function):
 def what_backward_needs_is_made_otherwise(x: Any) -> Any:
     with torch.autograd.graph.saved_tensors_hooks(lambda saved: saved * 1, lambda saved: saved):
         y = (x * x).sin()
-    return y, Square.apply(x), checkpoint(lambda x: (x * x).sin(), x, use_reentrant=False)
+    squared = Square.apply(x)  # type: ignore[no-untyped-call]
+    return y, squared, checkpoint(lambda x: (x * x).sin(), x, use_reentrant=False)
 
 
 @case(lambda: trained(two(3, 3)))
@@ -246,7 +247,7 @@ def gradients_are_replaced(x: Any) -> Any:
 
 @case(lambda: trained(numbers(3, 3)))
 def masked_tensors_are_made(x: Any) -> Any:
-    made = masked_tensor(x.detach(), x > 0, requires_grad=True)
+    made: Any = masked_tensor(x.detach(), x > 0, requires_grad=True)
     made.sum().backward()
     return made.grad, (made.detach() * 2).softmax(-1).mean(1).to_tensor(0.0)
 
@@ -257,8 +258,7 @@ def transforms_of_functions(x: Any) -> Any:
         return (x * x).sum()
 
     doubled = torch.vmap(lambda row: row * 2)(x)
-    primal, tangent = torch.func.jvp(squares, (x,), (x,))
-    return doubled, torch.func.grad(squares)(x), primal, tangent
+    return doubled, torch.func.grad(squares)(x), torch.func.jvp(squares, (x,), (x,))
 
 
 @pytest.mark.parametrize("name", CASES)
