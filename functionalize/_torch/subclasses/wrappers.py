@@ -93,7 +93,8 @@ class Wrapping:
         }
         size, stride = self.size, self.stride
         if numbers:
-            size, stride = (torch.Size(_number(each, numbers) for each in sizes) for sizes in (size, stride))
+            size = torch.Size(_number(each, numbers) for each in size)
+            stride = tuple(_number(each, numbers) for each in stride)
         cls: Any = self.cls
         unflatten = _masked if cls is MaskedTensor else cls.__tensor_unflatten__
         made: Any = unflatten({**inner, **self.others}, self.context, size, stride)

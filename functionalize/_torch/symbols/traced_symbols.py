@@ -41,13 +41,21 @@ def is_foregone(out: Any, args: Any) -> bool:
     """Whether a comparison of symbols of floats has got a fixed answer, though they may be NaN."""
     if not isinstance(out, torch.SymBool) or out.node.expr.free_symbols:
         return False
-    return any(isinstance(arg, torch.SymFloat) and arg.node.expr.free_symbols for arg in args)
+    return any(map(_may_be_endless, args))
 
 
 def is_endless(func: Any, args: Any) -> bool:
     """Whether arithmetic on symbols of floats involves an infinity or NaN, for which sympy has rules of its own."""
     constant = any(isinstance(arg, float) and not math.isfinite(arg) for arg in args)
+    if constant and func in _COMPARISONS:
+        return any(map(_may_be_endless, args))
     return constant and func in _ENDLESS and any(isinstance(arg, torch.SymFloat) for arg in args)
+
+
+def _may_be_endless(number: Any) -> bool:
+    """Whether a symbol of floats may be infinite or NaN: what is computed of whole numbers alone is finite."""
+    symbols = number.node.expr.free_symbols if isinstance(number, torch.SymFloat) else ()
+    return any(symbol.is_integer is not True for symbol in symbols)
 
 
 def endless(tracer: Any, func: Any, args: Any) -> Any:

@@ -175,6 +175,24 @@ def test_data_dependent_numbers_for_sharded_operators_decide_nothing(mesh: Any) 
     assert len(program.variants) == 1
 
 
+def test_batches_of_other_sizes_go_through_sharded_layers(mesh: Any) -> None:
+    """DTensor compares what redistributions cost with infinity: costs of symbols decide nothing."""
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    layers = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))
+    parallelize_module(layers, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    program = capture(layers, (numbers(3, 4),), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    for size in (3, 5):
+        gradients = []
+        for function in (layers, program):
+            layers.zero_grad()
+            function(numbers(size, 4)).pow(2).sum().backward()
+            parameters: list[Any] = [*layers.parameters()]
+            gradients.append([parameter.grad.to_local() for parameter in parameters])
+        torch.testing.assert_close(gradients[1], gradients[0])
+    assert not program.variants[0].decisions
+
+
 def test_what_a_class_of_the_programs_own_reads_is_compared() -> None:
     class Scaled(Int8Weight):
         factor = 1.0
