@@ -39,6 +39,17 @@ def test_a_traced_program_does_what_eager_does_on_each_rank(pair: Ranks, name: s
         assert outcome.verdict == "right", outcome.message
 
 
+# Dynamo itself gathers numbers into tensors of one element, and issues coalesced collectives one by one.
+_OTHERWISE_BY_DYNAMO = ("all_gather_of_numbers", "coalescing")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", [name for name in RIGHT if name not in _OTHERWISE_BY_DYNAMO])
+def test_a_compiled_program_does_what_eager_does_on_each_rank(pair: Ranks, name: str) -> None:
+    for outcome in pair.outcomes(PROGRAMS[name], "dynamo"):
+        assert outcome.verdict == "right", outcome.message
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_program_without_a_functional_form_is_refused_on_each_rank(pair: Ranks, name: str) -> None:
