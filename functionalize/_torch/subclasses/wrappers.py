@@ -136,7 +136,7 @@ class Wrapping:
     @cached_property
     def _symbolic(self) -> Sequence[Any]:
         """Its sizes that are symbols or expressions, also of the wrappers that it holds."""
-        own = [size for size in (*self.size, *self.stride) if type(size) is not int and not is_ragged(size)]
+        own = [size for size in (*self.size, *self.stride) if not _is_fixed(size)]
         return [*own, *(size for each in self.inner.values() if each is not None for size in each._symbolic)]
 
     def frozen(self, parts: Sequence[torch.Tensor]) -> Wrapping | None:
@@ -147,8 +147,9 @@ class Wrapping:
         if self.is_static:
             return self
         sizes = [list(map(_expression, part.size())) for part in parts]
-        known = {size for layout in sizes for size in layout}
-        if any(size not in known and not size.free_symbols <= known for size in map(_expression, self._symbolic)):
+        given_by_parts = {size for layout in sizes for size in layout}
+        expressions = map(_expression, self._symbolic)
+        if not all(size in given_by_parts or size.free_symbols <= given_by_parts for size in expressions):
             return None
         return replace(self.without_symbols(), part_sizes=sizes)
 
@@ -208,13 +209,19 @@ def _comparable(sizes: Sequence[Any], others: Sequence[Any]) -> list[Any]:
     """Sizes to compare with others: an integer may be any expression's value."""
     if len(sizes) != len(others):
         return [len(sizes)]
-    own = [_RAGGED if is_ragged(size) else _expression(size) for size in sizes]
-    known = [type(size) is int or is_ragged(size) for size in others]
-    return [size if known[place] is (type(size) is int or size is _RAGGED) else None for place, size in enumerate(own)]
+    return [
+        (_RAGGED if is_ragged(size) else _expression(size)) if _is_fixed(size) is _is_fixed(other) else None
+        for size, other in zip(sizes, others, strict=True)
+    ]
+
+
+def _is_fixed(size: Any) -> bool:
+    return type(size) is int or is_ragged(size)
 
 
 def _is_set(name: str, value: Any) -> bool:
-    return not name.startswith("_") and isinstance(value, _PLAIN)  # torch itself keeps caches and marks under others
+    """Whether somebody has set an attribute: torch itself keeps caches and marks under other names."""
+    return not name.startswith("_") and name != "fake_device" and isinstance(value, _PLAIN)
 
 
 def with_tangent_metadata(wrapper: Any) -> Any:

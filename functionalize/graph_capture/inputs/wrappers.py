@@ -47,6 +47,7 @@ def wrap_fakes(
             wrapper = entry.wrapping.wrapped([part.fake for part in parts if part.fake is not None])
             mark_as(wrapper, entry.value)
             made[key] = wrapper if leaf(entry.value) else fresh(wrapper)
+            vars(made[key]).update(entry.wrapping.attributes)
         entry.fake = made[key]
         if not entry.wrapping.is_static:  # the symbols of autograd's view of it are those of its parts
             entry.wrapping = Wrapping.of(entry.fake)

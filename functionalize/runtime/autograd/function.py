@@ -32,6 +32,7 @@ from functionalize._torch.autograd import (
     keeps_graph,
     make_saved_tensor,
 )
+from functionalize._torch.subclasses.wrappers import is_wrapper_class
 from functionalize.aliasing.geometry import Layout
 from functionalize.aliasing.strided_layout import has_strides, tensor_at
 from functionalize.refusals.calls import BACKWARD_TWICE, BATCHED_TWICE, SHARED_GRADIENT_WRITTEN, VALUE_NOT_KEPT
@@ -321,7 +322,8 @@ class InMemory(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
-        return memory
+        # Of an argument autograd makes a view, which has other strides in dimensions of one position: `with_strides`.
+        return torch.ops.aten.alias.default(memory) if is_wrapper_class(type(memory)) else memory  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:

@@ -68,7 +68,7 @@ def trained_pair() -> Any:
 
 @case(trained_pair, backward=True)
 def views_of_inputs_beside_results(x: Any) -> Any:
-    return x[0].view(-1), x[1].view(-1), x[0] * x[1]
+    return x[0].view(-1), x[0].t()[:1], x[1].view(-1), x[0] * x[1]
 
 
 @case(pair)
@@ -157,6 +157,17 @@ def copies_between_classes(x: Any) -> Any:
     x[0].copy_(x[1])
     x[1].copy_(x[0] * 2)
     return x[0] + torch.ones(3, 3), torch.zeros_like(x[0]), x[0].new_ones(2), torch.full_like(x[0], 3.0)
+
+
+def tagged() -> Any:
+    made = trained(two(4)) * 1
+    made.scale = 3
+    return made
+
+
+@case(tagged)
+def somebody_has_set_an_attribute(x: Any) -> Any:
+    return x * x.scale
 
 
 @case(lambda: two(4))
