@@ -55,6 +55,7 @@ def compiled(function: Callable[..., Any], arguments: Any) -> Any:
     return torch.compile(function, backend=dynamo_backend(kept), dynamic=False, fullgraph=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("role", ["argument in containers", "parameter", "result", "written buffer"])
 @pytest.mark.parametrize("kind", ["two tensors of two tensors", "not contiguous", "int8 weight", "partial sum"])
 def test_each_kind_in_each_role_does_what_eager_does(kind: str, role: str, mesh: Any) -> None:
@@ -63,6 +64,7 @@ def test_each_kind_in_each_role_does_what_eager_does(kind: str, role: str, mesh:
         assert_functional(graph)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in GRADIENTS if "jagged" not in name])
 def test_gradients_have_the_classes_and_metadata_of_eager(name: str, mesh: Any) -> None:
     compare(GRADIENTS[name], compiled, backward=True)
@@ -91,6 +93,7 @@ SIZED: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trained", [False, True])
 @pytest.mark.parametrize("name", SIZED)
 def test_sizes_may_differ_from_call_to_call(name: str, trained: bool) -> None:

@@ -45,6 +45,7 @@ class Quantized(nn.Module):
         return self.layer(x).relu(), self.calls
 
 
+@pytest.mark.slow(seconds=4)
 def test_the_file_has_the_integers_and_computes_what_eager_does(tmp_path: Path) -> None:
     module, path, x = Quantized(), tmp_path / "quantized.onnx", numbers(2, 4)
     capture(module, (x,)).to_onnx(path, verify=True)
