@@ -322,8 +322,10 @@ class InMemory(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
-        # Of an argument autograd makes a view, which has other strides in dimensions of one position: `with_strides`.
-        return torch.ops.aten.alias.default(memory) if is_wrapper_class(type(memory)) else memory  # type: ignore[no-any-return]
+        # Autograd makes a view of an argument, with strides of its own in dimensions of one position. What is plain
+        # gets its own back by `with_strides`, which knows no wrappers.
+        made: torch.Tensor = torch.ops.aten.alias.default(memory) if is_wrapper_class(type(memory)) else memory
+        return made
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
