@@ -20,6 +20,7 @@ from functionalize.graph_capture.backward.missing_gradients import serves_withou
 from functionalize.graph_capture.inputs.dynamic_shapes import DynamicShapes, with_dims
 from functionalize.graph_capture.inputs.hyperparameters import ChangingNumbers
 from functionalize.graph_capture.inputs.training import training_step
+from functionalize.graph_capture.parallel_modules import FirstForward
 from functionalize.graph_capture.refusals.changed_lines import LineWanted
 from functionalize.graph_capture.refusals.leaks import Traced
 from functionalize.graph_capture.refusals.schedules import NumberRead
@@ -185,6 +186,10 @@ def _captured(request: CaptureRequest) -> Capture:
     except NumberRead:
         _empty_caches(traced)
         numbers.follows_steps = True  # type: ignore[union-attr]
+        return _captured(request)
+    except FirstForward as first:
+        _empty_caches(traced)
+        first.shards.initialize()
         return _captured(request)
     except LineWanted as wanted:
         refusal = wanted.refusal(partial(_run, request, traced))

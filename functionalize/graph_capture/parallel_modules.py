@@ -30,6 +30,14 @@ from functionalize.refusals.tensors import DATA_PARALLEL_OPTION, FULLY_SHARDED_M
 _LOGGER = SilentLogger()
 
 
+class FirstForward(BaseException):
+    """A program runs a module of ``fully_shard`` that never ran: not an `Exception`, which the program could catch."""
+
+    def __init__(self, shards: Shards) -> None:
+        super().__init__("the first forward of a module of fully_shard")
+        self.shards = shards
+
+
 class ParallelModules:
     """The modules of one capture."""
 
@@ -67,7 +75,7 @@ class ParallelModules:
     def begin(self, fakes: Mapping[int, Any]) -> None:
         """Make reducers of the fake tensors that have replaced the parameters."""
         for shards in self._sharded:
-            shards.begin(fakes)
+            shards.begin(fakes, FirstForward)
         for module in self._modules:
             buckets = [[fakes[id(parameter)] for parameter in bucket] for bucket in self._buckets[id(module)]]
             self._reducers[id(module)] = traced_reducer(module, buckets)

@@ -7,8 +7,9 @@ C++.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -129,8 +130,6 @@ class Shards:
     @property
     def problem(self) -> str | None:
         """Why the module cannot be captured as it is now; None if it can."""
-        if self._state._is_root is None:
-            return "has not run yet, so that it is unknown which module is the outermost: run a training step first"
         if any(param.offload_to_cpu for param in self._params):
             return "offloads parameters to the CPU"
         if any(param.sharded_state.name != "SHARDED" for param in self._params):
@@ -144,9 +143,18 @@ class Shards:
         """Whether the program has left the options, and all parameters sharded."""
         return shard_options(self._state) == self._options
 
-    def begin(self, fakes: Mapping[int, Any]) -> None:
-        """Let the records hold fake parameters, and no buffers of gathered ones."""
+    def initialize(self) -> None:
+        """Let the module be the outermost of those below it, as its first forward does."""
+        self._state._lazy_init()
+
+    def begin(self, fakes: Mapping[int, Any], first_forward: Callable[[Shards], BaseException]) -> None:
+        """Let the records hold fake parameters, and no buffers of gathered ones.
+
+        ``first_forward``: what a forward raises that would be the first one, which decides which module is outermost.
+        """
         self._before = [_Record.of(value) for value in self._objects]
+        if self._state._is_root is None:
+            self._state._lazy_init = partial(_raise, partial(first_forward, self))
         for param in self._params:
             data = param._sharded_param_data
             param.sharded_param = fakes[id(param.sharded_param)]
@@ -159,6 +167,10 @@ class Shards:
         """Restore the records."""
         for record in self._before:
             record.restore()
+
+
+def _raise(error: Callable[[], BaseException]) -> None:
+    raise error()
 
 
 @dataclass(frozen=True, eq=False)
