@@ -18,7 +18,7 @@ from functionalize._torch.distributed.parallel import (
     SilentLogger,
     buckets_of,
     is_data_parallel,
-    is_fully_sharded,
+    shards_of,
     traced_reducer,
     unasked_versions,
     unsupported_option,
@@ -51,7 +51,7 @@ class ParallelModules:
                 raise DATA_PARALLEL_OPTION.error(option=option)
         self._buckets = {id(module): buckets_of(module) for module in self._modules}
         self._reducers: dict[int, Any] = {}
-        self._sharded = [Shards(value) for value in objects if is_fully_sharded(value)] if in_use else []
+        self._sharded = shards_of(objects) if in_use else []
         self._left_gathered = False
         for shards in self._sharded:
             if shards.problem is not None:

@@ -103,8 +103,8 @@ def frozen(value: Any, memo: dict[int, Any], depth: int = DEPTH) -> Any:
 def _content(value: Any, comparison: Comparison, memo: dict[int, Any], depth: int) -> Any:
     cls = type(value)
     if keeps_shards(cls):
-        options = shard_options(value) if cls.__qualname__ == "FSDPState" else [None]
-        return Content(cls, (), tuple(frozen(option, {}, 1) for option in options))
+        options = shard_options(value) if cls.__qualname__ == "FSDPState" else {}
+        return Content(cls, tuple(options), tuple(frozen(option, {}, 1) for option in options.values()))
     if comparison is Comparison.OTHER and not hasattr(value, "__dict__"):
         held = held_by(value, ARRAYS)
         if held is not None:

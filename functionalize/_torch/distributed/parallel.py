@@ -7,7 +7,7 @@ C++.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -96,11 +96,6 @@ class SilentLogger:
     def set_runtime_stats_and_log(self) -> None: ...
 
 
-def is_fully_sharded(value: object) -> bool:
-    """Whether an object is a module of ``fully_shard``."""
-    return isinstance(value, torch.distributed.fsdp.FSDPModule)
-
-
 # What decides how the parameters of a group are gathered, and their gradients reduced.
 _OPTIONS = (
     *("reduce_grads", "all_reduce_grads", "reshard_after_backward", "gradient_divide_factor", "mp_policy"),
@@ -109,19 +104,23 @@ _OPTIONS = (
 )
 
 
-def shard_options(state: Any) -> list[Any]:
+def shard_options(state: Any) -> dict[str, Any]:
     """What decides how a module of ``fully_shard`` communicates, and whether its parameters are gathered now."""
-    groups = state._fsdp_param_groups
-    options = [getattr(group, name, None) for group in groups for name in _OPTIONS]
-    params = [param for group in groups for param in group.fsdp_params]
-    return [*options, *((param.sharded_state, param.unsharded_accumulated_grad is None) for param in params)]
+    options: dict[str, Any] = {}
+    for place, group in enumerate(state._fsdp_param_groups):
+        options |= {f"{place}.{name}": getattr(group, name, None) for name in _OPTIONS}
+        for param in group.fsdp_params:
+            name = f"{place}.{param._module_info.param_name}"
+            held = {"sharded_state": param.sharded_state, "has_no_gradient": param.unsharded_accumulated_grad is None}
+            options |= {f"{name}.{key}": value for key, value in held.items()}
+    return options
 
 
 class Shards:
-    """The records that ``fully_shard`` keeps of one module, while a capture runs it on fake parameters."""
+    """The records that one ``fully_shard`` keeps of its modules, while a capture runs them on fake parameters."""
 
-    def __init__(self, module: Any) -> None:
-        self._state = state = module._get_fsdp_state()
+    def __init__(self, state: Any) -> None:
+        self._state = state
         self._params = [param for group in state._fsdp_param_groups for param in group.fsdp_params]
         self._objects = [state, state._state_ctx, state._comm_ctx, *state._fsdp_param_groups, *self._params]
         self._options = shard_options(state)
@@ -167,6 +166,12 @@ class Shards:
         """Restore the records."""
         for record in self._before:
             record.restore()
+
+
+def shards_of(objects: Iterable[Any]) -> list[Shards]:
+    """The records of the modules of ``fully_shard`` among objects."""
+    modules = (value for value in objects if isinstance(value, torch.distributed.fsdp.FSDPModule))
+    return [Shards(state) for state in dict.fromkeys(module._get_fsdp_state() for module in modules)]
 
 
 def _raise(error: Callable[[], BaseException]) -> None:
