@@ -7,6 +7,7 @@ and `fully_shard` without CPU offload.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -25,7 +26,7 @@ from functionalize._torch.distributed.parallel import (
 )
 from functionalize.patches import Patch
 from functionalize.refusals.gradients import REDUCED_OUTSIDE
-from functionalize.refusals.tensors import DATA_PARALLEL_OPTION, FULLY_SHARDED_MODULE, LEFT_GATHERED
+from functionalize.refusals.tensors import DATA_PARALLEL_OPTION, FULLY_SHARDED_MODULE, LEFT_SHARDED
 
 _LOGGER = SilentLogger()
 
@@ -52,30 +53,35 @@ class ParallelModules:
         self._buckets = {id(module): buckets_of(module) for module in self._modules}
         self._reducers: dict[int, Any] = {}
         self._sharded = shards_of(objects) if in_use else []
-        self._left_gathered = False
         for shards in self._sharded:
             if shards.problem is not None:
                 raise FULLY_SHARDED_MODULE.error(problem=shards.problem)
 
-    def end(self) -> None:
-        """Put the records of sharded modules back."""
-        self._left_gathered = not all(shards.is_as_before for shards in self._sharded)
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """Put the records of sharded modules back at the end."""
         for shards in self._sharded:
-            shards.put_back()
+            shards.keep()
+        try:
+            yield
+        finally:
+            for shards in self._sharded:
+                shards.put_back()
 
-    def refuse_left_gathered(self) -> None:
-        """Raise where the program leaves other records of sharded modules than it found.
+    def check_left(self) -> None:
+        """Raise where the program leaves records of sharded modules that no call can leave.
 
         Raises:
-            UnsupportedProgramError: it leaves parameters gathered, or other options.
+            UnsupportedProgramError: it does.
         """
-        if self._left_gathered:
-            raise LEFT_GATHERED.error()
+        for shards in self._sharded:
+            if shards.problem is not None:
+                raise LEFT_SHARDED.error(problem=shards.problem)
 
     def begin(self, fakes: Mapping[int, Any]) -> None:
         """Make reducers of the fake tensors that have replaced the parameters."""
         for shards in self._sharded:
-            shards.begin(fakes, FirstForward)
+            shards.begin(FirstForward)
         for module in self._modules:
             buckets = [[fakes[id(parameter)] for parameter in bucket] for bucket in self._buckets[id(module)]]
             self._reducers[id(module)] = traced_reducer(module, buckets)

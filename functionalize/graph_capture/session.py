@@ -220,7 +220,7 @@ class CaptureSession(RecordingSession):
         fakes = self._fakes
         state, arguments = (watched.substituted(fakes) for watched in self.states)
         # Outermost: hooks on all modules are among what the program changes.
-        with alone, self._provenance.watched(), self._numbers.restored(), state, arguments:
+        with alone, self._provenance.watched(), self._numbers.restored(), self.parallel.kept(), state, arguments:
             for entry in inputs.inputs:
                 if entry.gradient_of is not None and entry.gradient_of.fake is not None:
                     entry.gradient_of.fake.grad = entry.fake
@@ -231,7 +231,6 @@ class CaptureSession(RecordingSession):
         self._provenance.write(recorded.graph)
         note_groups(recorded.graph)
         self._numbers.check()
-        self.parallel.refuse_left_gathered()
         refuse_changed(inputs.inputs)
         self._attributes.check_given()
         refuse_changes_inside(inputs.python_guards)
@@ -308,9 +307,10 @@ class CaptureSession(RecordingSession):
         steps, code = self._steps.noted(), code_put_back(inputs.python_guards)
         try:
             with steps, code, iterators_kept(inputs.state, inputs.arguments):
-                return self._program(*inputs.args, **inputs.kwargs)
+                returned = self._program(*inputs.args, **inputs.kwargs)
+            self.parallel.check_left()
+            return returned
         finally:
-            self.parallel.end()
             self._sizes.returned = True
             if looked_up:
                 have_plain_keys(held.container for state in self.states for held in state.walk.containers.values())

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, MutableMapping, Mutabl
 from operator import attrgetter, is_
 from typing import Any, TypeVar
 
+from functionalize._torch.distributed.parallel import shard_records
 from functionalize.python_state.ownership import is_of_torch_or_python
 
 Result = TypeVar("Result")
@@ -211,6 +212,35 @@ class ClassAttributes(SlotsOf):
 
     def __delitem__(self, key: str) -> None:
         type.__delattr__(self.owner, key)
+
+
+class ShardRecords(SlotsOf):
+    """The records that ``fully_shard`` keeps of a module."""
+
+    __slots__ = ("_records",)
+
+    def __init__(self, owner: Any) -> None:
+        """``owner``: what the module has from ``fully_shard``."""
+        self._records = shard_records(owner)
+        super().__init__(owner, self._records)
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name, record in self._records.items() if record.is_there)
+
+    def __getitem__(self, key: str) -> Any:
+        record = self._records[key]
+        if not record.is_there:
+            raise KeyError(key)
+        return record.get()
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self._records[key].set(value)
+
+    def __delitem__(self, key: str) -> None:
+        self._records[key].drop()
+
+    def clear(self) -> None:
+        """Do nothing: an option has some value, and the others decide which further records are there."""
 
 
 def _is_data(name: str, value: Any) -> bool:

@@ -37,13 +37,22 @@ from functionalize.python_state.containers import (
     Container,
     ContextValue,
     SetItems,
+    ShardRecords,
     SlotsOf,
     assign,
     copy_of,
     per_class,
 )
 from functionalize.python_state.ownership import is_of_torch_or_python
-from functionalize.python_state.traversal_rules import CONTAINERS, OPAQUE, PLAIN, PLAIN_BASES, SCALARS, is_value
+from functionalize.python_state.traversal_rules import (
+    CONTAINERS,
+    OPAQUE,
+    PLAIN,
+    PLAIN_BASES,
+    SCALARS,
+    has_shard_records,
+    is_value,
+)
 
 HOOKS_OF_MODULES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 ATTRIBUTES_OF_MODULES = frozenset(torch.nn.Module().__dict__)
@@ -120,6 +129,8 @@ def decomposition_of(cls: type) -> Decomposition:
         entries = _entries_of_class
     elif issubclass(cls, contextvars.ContextVar):
         entries = _entries_of_variable
+    elif has_shard_records(cls):
+        entries = _entries_of_shards
     else:
         entries = _entries(cls)
     items = next((row.items for base, row in _ROWS.items() if row.items is not None and issubclass(cls, base)), None)
@@ -198,6 +209,11 @@ def _entries(cls: type) -> Callable[[Any], Iterator[Entries]]:
 def _entries_of_class(value: Any) -> Iterator[Entries]:
     attributes = ClassAttributes(value)
     yield attributes, list(attributes)
+
+
+def _entries_of_shards(value: Any) -> Iterator[Entries]:
+    records = ShardRecords(value)
+    yield records, list(records)
 
 
 def _entries_of_variable(value: Any) -> Iterator[Entries]:

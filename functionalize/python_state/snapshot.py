@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from functionalize._torch.distributed.parallel import shard_options
 from functionalize.python_state.buffers import ARRAYS, held_by
 from functionalize.python_state.decompose import Comparison, decomposition_of, items_of
 from functionalize.python_state.slots import ObjectSource
@@ -103,8 +102,7 @@ def frozen(value: Any, memo: dict[int, Any], depth: int = DEPTH) -> Any:
 def _content(value: Any, comparison: Comparison, memo: dict[int, Any], depth: int) -> Any:
     cls = type(value)
     if keeps_shards(cls):
-        options = shard_options(value) if cls.__qualname__ == "FSDPState" else {}
-        return Content(cls, tuple(options), tuple(frozen(option, {}, 1) for option in options.values()))
+        return _Identity(value)
     if comparison is Comparison.OTHER and not hasattr(value, "__dict__"):
         held = held_by(value, ARRAYS)
         if held is not None:

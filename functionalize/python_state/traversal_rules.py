@@ -65,6 +65,8 @@ def is_entered(cls: type) -> bool:
     """Whether objects of a class are entered: containers, modules, and others whose attributes a program may set."""
     if issubclass(cls, (*CONTAINERS, *DESCRIPTORS, torch.nn.Module, torch.optim.Optimizer, contextvars.ContextVar)):
         return True
+    if has_shard_records(cls):
+        return True
     if issubclass(cls, OPAQUE) or is_value(cls) or _is_foreign(cls):
         return False
     if not (cls.__dictoffset__ or any("__slots__" in base.__dict__ for base in cls.__mro__)):
@@ -81,6 +83,11 @@ def is_value(cls: type) -> bool:
 def keeps_shards(cls: type) -> bool:
     """Whether objects of a class are the records that ``fully_shard`` keeps of a module, which a capture puts back."""
     return str(cls.__module__).startswith("torch.distributed.fsdp.")
+
+
+def has_shard_records(cls: type) -> bool:
+    """Whether objects of a class hold these records."""
+    return any(keeps_shards(base) and base.__qualname__ == "FSDPState" for base in cls.__mro__)
 
 
 def _is_plain(cls: type) -> bool:

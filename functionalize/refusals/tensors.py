@@ -120,16 +120,15 @@ SHARDED_MODULE = Refusal(
 FULLY_SHARDED_MODULE = Refusal(
     UnsupportedProgramError,
     what="a module of `fully_shard` {problem}",
-    why="a captured program begins with sharded parameters, and knows of no other records",
-    hint="capture it in the state in which a training step leaves it",
+    why="a captured program takes sharded parameters, or gathered ones, and knows of no other records",
+    hint="call its `reshard()` first, or wrap it without this option",
     no_example=_PROCESSES,
 )
-LEFT_GATHERED = Refusal(
+LEFT_SHARDED = Refusal(
     UnsupportedProgramError,
-    what="the program leaves a module of `fully_shard` with gathered parameters or other options",
-    why="the next call in eager would not gather them again, but a captured program leaves no such records",
-    hint="capture the whole training step, with its `backward()`; for a forward alone, use "
-    "`fully_shard(module, reshard_after_forward=True)` for the outermost module too",
+    what="at the end of the program a module of `fully_shard` {problem}",
+    why="a captured program leaves sharded parameters, or gathered ones, and no other records",
+    hint="call its `reshard()` at the end of the program",
     no_example=_PROCESSES,
 )
 SCRIPT_MODULE = Refusal(

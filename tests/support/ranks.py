@@ -16,6 +16,7 @@ import threading
 import time
 import traceback
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -182,13 +183,16 @@ def _state(function: Any) -> Any:
     return function.state_dict(), [parameter.grad for parameter in function.parameters()]
 
 
-def _sequence_numbers() -> dict[str, int]:
-    groups: Any = dist.distributed_c10d._world.pg_names
-    return {name: group._get_sequence_number_for_group() for group, name in groups.items()}
+def _sequence_numbers() -> Counter[tuple[int, ...]]:
+    """How often groups have communicated, by their ranks: two modules may have groups of their own."""
+    numbers: Counter[tuple[int, ...]] = Counter()
+    for group in dist.distributed_c10d._world.pg_names:
+        numbers[tuple(dist.get_process_group_ranks(group))] += group._get_sequence_number_for_group()
+    return numbers
 
 
-def _moved(before: dict[str, int]) -> dict[str, int]:
-    return {name: now - before.get(name, 0) for name, now in _sequence_numbers().items() if now != before.get(name, 0)}
+def _moved(before: Counter[tuple[int, ...]]) -> Counter[tuple[int, ...]]:
+    return _sequence_numbers() - before
 
 
 def _equal(left: Any, right: Any) -> bool:

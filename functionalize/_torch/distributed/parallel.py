@@ -100,20 +100,81 @@ class SilentLogger:
 _OPTIONS = (
     *("reduce_grads", "all_reduce_grads", "reshard_after_backward", "gradient_divide_factor", "mp_policy"),
     *("reduce_scatter_unused_params", "force_sum_reduction_for_comms", "unshard_in_backward", "_all_reduce_hook"),
-    *("post_forward_mesh_info", "offload_policy", "_partial_reduce_output"),
+    *("post_forward_mesh_info", "offload_policy", "_partial_reduce_output", "_sharded_state"),
 )
+_ATTRIBUTES = {"gathered": "_unsharded_param", "gradient": "unsharded_accumulated_grad"}  # by the name of the record
 
 
-def shard_options(state: Any) -> dict[str, Any]:
-    """What decides how a module of ``fully_shard`` communicates, and whether its parameters are gathered now."""
-    options: dict[str, Any] = {}
+@dataclass(frozen=True)
+class ShardRecord:
+    """One of the records that ``fully_shard`` keeps: an option, whether a parameter is gathered, what it then is.
+
+    ``owner``: a group, whose attribute the record is, or one of its parameters.
+    """
+
+    owner: Any
+    name: str
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it has a value."""
+        if self.name not in ("sharded_param", *_ATTRIBUTES):
+            return True
+        gathered = _is_gathered(self.owner)
+        if self.name != "gradient":
+            return gathered
+        return self.owner.unsharded_accumulated_grad is not None or (not gathered and _left(self.owner) is not None)
+
+    def get(self) -> Any:
+        """Its value."""
+        value = getattr(self.owner, _ATTRIBUTES.get(self.name, self.name))
+        return _left(self.owner) if self.name == "gradient" and value is None else value
+
+    def set(self, value: Any) -> None:
+        """Replace its value."""
+        setattr(self.owner, _ATTRIBUTES.get(self.name, self.name), value)
+        if self.name == "gathered":
+            self.owner.all_gather_outputs = [_buffer(self.owner)]
+        elif self.name == "gradient" and not _is_gathered(self.owner):
+            vars(self.owner).pop("_unsharded_param", None)  # the next one has no gradient
+
+    def drop(self) -> None:
+        """Let it have no value."""
+        if self.name == "gathered":
+            self.owner.free_unsharded_param()
+        elif self.name == "gradient":
+            self.set(None)
+
+
+def shard_records(state: Any) -> dict[str, ShardRecord]:
+    """The records that ``fully_shard`` keeps of a module, by name."""
+    records = {}
     for place, group in enumerate(state._fsdp_param_groups):
-        options |= {f"{place}.{name}": getattr(group, name, None) for name in _OPTIONS}
-        for param in group.fsdp_params:
-            name = f"{place}.{param._module_info.param_name}"
-            held = {"sharded_state": param.sharded_state, "has_no_gradient": param.unsharded_accumulated_grad is None}
-            options |= {f"{name}.{key}": value for key, value in held.items()}
-    return options
+        records |= {f"{place}.{name}": ShardRecord(group, name) for name in _OPTIONS}
+        for number, param in enumerate(group.fsdp_params):
+            names = ("sharded_state", "sharded_param", *_ATTRIBUTES)
+            records |= {f"{place}.{number}.{name}": ShardRecord(param, name) for name in names}
+    return records
+
+
+def _is_gathered(param: Any) -> bool:
+    return bool(param.sharded_state.name == "UNSHARDED")
+
+
+def _left(param: Any) -> Any:
+    """The gradient that a backward has left without reducing it."""
+    return getattr(getattr(param, "_unsharded_param", None), "grad", None)
+
+
+def _buffer(param: Any) -> Tensor:
+    """The memory of a gathered parameter, into which the next one is gathered."""
+    gathered = param._unsharded_param
+    local: Tensor = getattr(gathered, "_local_tensor", gathered).detach()
+    size = param.padded_sharded_param_size.numel() * getattr(param.mesh_info, "shard_mesh_size", 1)
+    storage = local.untyped_storage()
+    if storage.nbytes() < size * local.itemsize:
+        storage.resize_(size * local.itemsize)
+    return local.as_strided((size,), (1,), 0)
 
 
 class Shards:
@@ -123,7 +184,6 @@ class Shards:
         self._state = state
         self._params = [param for group in state._fsdp_param_groups for param in group.fsdp_params]
         self._objects = [state, state._state_ctx, state._comm_ctx, *state._fsdp_param_groups, *self._params]
-        self._options = shard_options(state)
         self._before: list[_Record] = []
 
     @property
@@ -131,36 +191,34 @@ class Shards:
         """Why the module cannot be captured as it is now; None if it can."""
         if any(param.offload_to_cpu for param in self._params):
             return "offloads parameters to the CPU"
-        if any(param.sharded_state.name != "SHARDED" for param in self._params):
-            return "holds gathered parameters: call its `reshard()` first"
-        if any(param.unsharded_accumulated_grad is not None for param in self._params):
-            return "holds gradients that are not reduced yet"
+        if any(param.sharded_state.name == "SHARDED_POST_FORWARD" for param in self._params):
+            return "holds parameters that are shared by fewer ranks, as a forward without a backward leaves them"
         return None
-
-    @property
-    def is_as_before(self) -> bool:
-        """Whether the program has left the options, and all parameters sharded."""
-        return shard_options(self._state) == self._options
 
     def initialize(self) -> None:
         """Let the module be the outermost of those below it, as its first forward does."""
         self._state._lazy_init()
 
-    def begin(self, fakes: Mapping[int, Any], first_forward: Callable[[Shards], BaseException]) -> None:
-        """Let the records hold fake parameters, and no buffers of gathered ones.
+    def keep(self) -> None:
+        """Take the present records as those to put back."""
+        self._before = [_Record.of(value) for value in self._objects]
+
+    def begin(self, first_forward: Callable[[Shards], BaseException]) -> None:
+        """Let the records hold the fake parameters of the modules, and no buffers but those of gathered ones.
 
         ``first_forward``: what a forward raises that would be the first one, which decides which module is outermost.
         """
-        self._before = [_Record.of(value) for value in self._objects]
         if self._state._is_root is None:
             self._state._lazy_init = partial(_raise, partial(first_forward, self))
         for param in self._params:
-            data = param._sharded_param_data
-            param.sharded_param = fakes[id(param.sharded_param)]
+            data, info = param._sharded_param_data, param._module_info
+            gathered = _is_gathered(param)
+            if not gathered:
+                param.sharded_param = getattr(info.module, info.param_name)
+                vars(param).pop("_unsharded_param", None)
+            param.all_gather_outputs, param._unsharded_inner_tensors = [_buffer(param)] if gathered else [], []
             local = param.sharded_param._local_tensor.detach()
             param._sharded_param_data = local.as_strided(data.size(), data.stride(), data.storage_offset())
-            param.all_gather_outputs, param._unsharded_inner_tensors = [], []
-            vars(param).pop("_unsharded_param", None)
 
     def put_back(self) -> None:
         """Restore the records."""
