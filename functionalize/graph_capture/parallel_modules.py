@@ -25,6 +25,7 @@ from functionalize._torch.distributed.parallel import (
     unsupported_option,
 )
 from functionalize.patches import Patch
+from functionalize.refusals.calls import USED_BY_OTHER_THREAD
 from functionalize.refusals.gradients import REDUCED_OUTSIDE
 from functionalize.refusals.tensors import DATA_PARALLEL_OPTION, FULLY_SHARDED_MODULE, LEFT_SHARDED
 
@@ -98,10 +99,25 @@ class ParallelModules:
             raise REDUCED_OUTSIDE.error(module="fully_shard")
 
     def rows(self) -> Iterator[Patch]:
-        """Have the modules find the reducers."""
+        """Have the modules find the reducers, and keep other threads from the records of sharded ones."""
+        thread = threading.get_ident()
+        states = {id(shards.state) for shards in self._sharded}
+
+        def guarded(state: Any) -> dict[str, Any]:
+            if threading.get_ident() != thread and id(state) in states:
+                raise USED_BY_OTHER_THREAD.error()
+            return vars(state)
+
+        def in_training(name: str) -> property:
+            """An attribute that each forward and backward reads first."""
+            return property(
+                lambda state: guarded(state)[name], lambda state, value: guarded(state).update({name: value})
+            )
+
+        for cls in {type(shards.state) for shards in self._sharded}:
+            yield Patch.by(in_training("_training_state"), cls, "_training_state", shared=True)
         if not self._modules:
             return
-        thread = threading.get_ident()
 
         def traced(name: str, values: Mapping[int, Any]) -> property:
             def get(module: Any) -> Any:

@@ -181,7 +181,7 @@ class Shards:
     """The records that one ``fully_shard`` keeps of its modules, while a capture runs them on fake parameters."""
 
     def __init__(self, state: Any) -> None:
-        self._state = state
+        self.state = state
         self._params = [param for group in state._fsdp_param_groups for param in group.fsdp_params]
         self._objects = [state, state._state_ctx, state._comm_ctx, *state._fsdp_param_groups, *self._params]
         self._before: list[_Record] = []
@@ -189,6 +189,8 @@ class Shards:
     @property
     def problem(self) -> str | None:
         """Why the module cannot be captured as it is now; None if it can."""
+        if self.state._training_state.name != "IDLE":
+            return "is running, or stopped at an error: call `reset_iter_state()` in that case"
         if any(param.offload_to_cpu for param in self._params):
             return "offloads parameters to the CPU"
         if any(param.sharded_state.name == "SHARDED_POST_FORWARD" for param in self._params):
@@ -197,7 +199,7 @@ class Shards:
 
     def initialize(self) -> None:
         """Let the module be the outermost of those below it, as its first forward does."""
-        self._state._lazy_init()
+        self.state._lazy_init()
 
     def keep(self) -> None:
         """Take the present records as those to put back."""
@@ -208,8 +210,8 @@ class Shards:
 
         ``first_forward``: what a forward raises that would be the first one, which decides which module is outermost.
         """
-        if self._state._is_root is None:
-            self._state._lazy_init = partial(_raise, partial(first_forward, self))
+        if self.state._is_root is None:
+            self.state._lazy_init = partial(_raise, partial(first_forward, self))
         for param in self._params:
             data, info = param._sharded_param_data, param._module_info
             gathered = _is_gathered(param)
