@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import datetime
+import functools
 import multiprocessing
 import os
 import socket
@@ -41,6 +42,7 @@ class Program:
     function: Callable[..., Any]
     arguments: Callable[[int], tuple[Any, ...]]
     calls: int = 3
+    left: Callable[[], Any] = tuple  # what else is compared after a call
 
 
 Makes = Callable[[int, int, Any], Program]  # of a rank, the size of the world, and its group
@@ -116,6 +118,26 @@ class Ranks:
         self._processes, self._pipes = [], []
 
 
+@functools.cache
+def kept(world: int) -> Ranks:
+    """The processes that serve all tests of this one."""
+    return Ranks(world)
+
+
+def assert_right(program: Makes, world: int = 2, system: str = "capture") -> None:
+    """Check that a program does on each rank what eager does."""
+    for outcome in kept(world).outcomes(program, system):
+        assert outcome.verdict == "right", outcome.message
+
+
+def refusals(program: Makes) -> list[str]:
+    """The messages of a program that is refused on each rank."""
+    outcomes = kept(2).outcomes(program)
+    for outcome in outcomes:
+        assert outcome.verdict == "refused", outcome.message
+    return [outcome.message for outcome in outcomes]
+
+
 def _received(pipe: Any, until: float) -> Outcome:
     try:
         if pipe.poll(max(0.0, until - time.monotonic())):
@@ -174,7 +196,7 @@ def _call(program: Program, function: Callable[..., Any], call: int) -> Any:
         if in_words(error):
             raise
         returned = type(error).__name__, str(error)
-    return returned, args, torch.get_rng_state(), _state(program.function), _moved(before)
+    return returned, args, torch.get_rng_state(), (_state(program.function), program.left()), _moved(before)
 
 
 def _state(function: Any) -> Any:
@@ -204,4 +226,4 @@ def _same(left: Any, right: Any) -> bool:
     if not isinstance(left, torch.Tensor):
         return bool(left == right)
     layout = left.dtype == right.dtype and left.size() == right.size() and left.stride() == right.stride()
-    return layout and torch.allclose(left, right, rtol=1e-6, atol=1e-6, equal_nan=True)
+    return layout and torch.allclose(left, right, rtol=0, atol=0, equal_nan=True)

@@ -100,7 +100,8 @@ class SilentLogger:
 _OPTIONS = (
     *("reduce_grads", "all_reduce_grads", "reshard_after_backward", "gradient_divide_factor", "mp_policy"),
     *("reduce_scatter_unused_params", "force_sum_reduction_for_comms", "unshard_in_backward", "_all_reduce_hook"),
-    *("post_forward_mesh_info", "offload_policy", "_partial_reduce_output", "_sharded_state"),
+    *("post_forward_mesh_info", "offload_policy", "_partial_reduce_output", "_sharded_state", "unshard_async_op"),
+    *("_all_gather_comm", "_reduce_scatter_comm"),
 )
 _ATTRIBUTES = {"gathered": "_unsharded_param", "gradient": "unsharded_accumulated_grad"}  # by the name of the record
 
@@ -109,7 +110,7 @@ _ATTRIBUTES = {"gathered": "_unsharded_param", "gradient": "unsharded_accumulate
 class ShardRecord:
     """One of the records that ``fully_shard`` keeps: an option, whether a parameter is gathered, what it then is.
 
-    ``owner``: a group, whose attribute the record is, or one of its parameters.
+    ``owner``: what has this attribute: the state of the module, a group, or one of its parameters.
     """
 
     owner: Any
@@ -148,7 +149,9 @@ class ShardRecord:
 
 def shard_records(state: Any) -> dict[str, ShardRecord]:
     """The records that ``fully_shard`` keeps of a module, by name."""
-    records = {}
+    records = {"is_last_backward": ShardRecord(state._state_ctx, "is_last_backward")}
+    for name in ("_states_to_forward_prefetch", "_states_to_backward_prefetch"):
+        records[name] = ShardRecord(state, name)
     for place, group in enumerate(state._fsdp_param_groups):
         records |= {f"{place}.{name}": ShardRecord(group, name) for name in _OPTIONS}
         for number, param in enumerate(group.fsdp_params):
@@ -208,10 +211,14 @@ class Shards:
     def begin(self, first_forward: Callable[[Shards], BaseException]) -> None:
         """Let the records hold the fake parameters of the modules, and no buffers but those of gathered ones.
 
+        Of forwards without a backward they hold nothing, for which eager at times gathers once more in vain.
         ``first_forward``: what a forward raises that would be the first one, which decides which module is outermost.
         """
         if self.state._is_root is None:
             self.state._lazy_init = partial(_raise, partial(first_forward, self))
+        self.state._comm_ctx.post_forward_order = []
+        for group in self.state._fsdp_param_groups:
+            group._post_forward_indices = []
         for param in self._params:
             data, info = param._sharded_param_data, param._module_info
             gathered = _is_gathered(param)

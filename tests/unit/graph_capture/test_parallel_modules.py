@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -15,14 +15,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 from functionalize import capture
 from functionalize._torch.distributed.worlds import fake_world
 from functionalize.errors import UnsupportedProgramError
-from tests.support.ranks import Program, Ranks
-
-
-@pytest.fixture(scope="module")
-def pair() -> Iterator[Ranks]:
-    ranks = Ranks(2)
-    yield ranks
-    ranks.end()
+from tests.support.ranks import Program, assert_right, refusals
 
 
 def network() -> nn.Module:
@@ -124,28 +117,20 @@ def program(name: str, rank: int, world: int, group: Any) -> Program:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
-def test_a_step_equals_eagers_on_each_rank(pair: Ranks, name: str) -> None:
-    for outcome in pair.outcomes(partial(program, name)):
-        assert outcome.verdict == "right", outcome.message
+def test_a_step_equals_eagers_on_each_rank(name: str) -> None:
+    assert_right(partial(program, name))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_a_graph_cannot_do_is_refused_on_each_rank(pair: Ranks, name: str) -> None:
-    for outcome in pair.outcomes(partial(program, name)):
-        assert outcome.verdict == "refused", outcome.message
-        assert "DistributedDataParallel" in outcome.message
+def test_what_a_graph_cannot_do_is_refused_on_each_rank(name: str) -> None:
+    assert all("DistributedDataParallel" in message for message in refusals(partial(program, name)))
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", CASES)
 def test_a_step_equals_eagers_on_four_ranks(name: str) -> None:
-    ranks = Ranks(4)
-    try:
-        for outcome in ranks.outcomes(partial(program, name)):
-            assert outcome.verdict == "right", outcome.message
-    finally:
-        ranks.end()
+    assert_right(partial(program, name), 4)
 
 
 def test_gradients_that_are_taken_outside_are_refused() -> None:

@@ -1,30 +1,122 @@
-"""Modules of ``fully_shard`` in a captured training step: their own hooks gather parameters and reduce gradients."""
+"""Modules of ``fully_shard`` in captured programs: their own hooks gather parameters and reduce gradients."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from functools import partial
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed import checkpoint
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.utils import _pytree as pytree
+from torch.utils import checkpoint as activations
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from functionalize import capture, verify
 from functionalize._torch.distributed.worlds import fake_world
-from functionalize.errors import NotCapturedWarning, UnsupportedProgramError
-from tests.support.ranks import Program, Ranks
+from functionalize.errors import StateMismatchError, UnsupportedProgramError
+from functionalize.ops.collectives import Way, collective
+from tests.support.ranks import Program, assert_right
 
 BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 
 
-@pytest.fixture(scope="module")
-def pair() -> Iterator[Ranks]:
-    ranks = Ranks(2)
-    yield ranks
-    ranks.end()
+class Block(nn.Module):
+    """A layer of two."""
+
+    def __init__(self, width: int = 8, *, recomputes: bool = False) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(4, width), nn.Linear(width, 4)
+        self.recomputes = recomputes
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.recomputes:
+            return self.inner(x)
+        computed: Tensor = activations.checkpoint(self.inner, x, use_reentrant=False)
+        return computed
+
+    def inner(self, x: Tensor) -> Tensor:
+        return x + self.down(torch.relu(self.up(x)))  # type: ignore[no-any-return]
+
+
+def shard(model: nn.Sequential, **options: Any) -> nn.Sequential:
+    """Shard the blocks, and the whole."""
+    for part in list(model)[:-1]:
+        fully_shard(part, **options)
+    fully_shard(model, **options)
+    return model
+
+
+def stack(**options: Any) -> nn.Sequential:
+    return nn.Sequential(Block(**options), nn.Linear(4, 3))
+
+
+def plain(world: int, **options: Any) -> nn.Sequential:
+    return shard(stack(), **options)
+
+
+def uneven(world: int) -> nn.Sequential:
+    """A model with a weight that is not trained, and layers that ranks share unevenly."""
+    model = stack(width=7)
+    model[0].up.weight.requires_grad_(False)  # type: ignore[union-attr]
+    return shard(model)
+
+
+@cache
+def mesh_in(group: Any, *shape: int) -> DeviceMesh:
+    return init_device_mesh("cpu", shape, mesh_dim_names=("outer", "inner"))
+
+
+def mesh(*shape: int) -> DeviceMesh:
+    """A mesh of all ranks, the same for all modules of one world."""
+    return mesh_in(dist.group.WORLD, *shape)
+
+
+def replicated(world: int, **options: Any) -> nn.Sequential:
+    return shard(stack(), mesh=mesh(2, world // 2), **options)
+
+
+def parallel(world: int) -> nn.Sequential:
+    """A model whose ranks share the layers in two ways."""
+    model, axes = stack(), mesh(world // 2, 2)
+    parallelize_module(model[0], axes["inner"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    parallelize_module(model[1], axes["inner"], ColwiseParallel(output_layouts=Replicate()))
+    return shard(model, mesh=axes["outer"])
+
+
+def recomputing(world: int) -> nn.Sequential:
+    return shard(nn.Sequential(Block(recomputes=True), checkpoint_wrapper(Block()), nn.Linear(4, 3)))
+
+
+def prefetching(world: int) -> nn.Sequential:
+    model = nn.Sequential(Block(), Block(), Block(), nn.Linear(4, 3))
+    first, second, third, _ = shard(model)
+    first.set_modules_to_forward_prefetch([second, third])
+    third.set_modules_to_backward_prefetch([second, first])
+    return model
+
+
+def tied(world: int) -> nn.Sequential:
+    """A model whose last layer has the weight of the first; one group has both."""
+    model = nn.Sequential(nn.Linear(4, 4), Block(), nn.Linear(4, 4))
+    model[2].weight = model[0].weight
+    fully_shard([model[0], model[2]])
+    fully_shard(model[1])
+    fully_shard(model)
+    return model
 
 
 class Step:
@@ -47,9 +139,9 @@ class Step:
 
 class Clipped(Step):
     def gradients(self, x: Tensor) -> Tensor:
-        loss = super().gradients(x)
-        nn.utils.clip_grad_norm_(self.model.parameters(), 0.3)
-        return loss
+        super().gradients(x)
+        norm: Any = nn.utils.clip_grad_norm_(self.model.parameters(), 0.3)
+        return norm.full_tensor()  # type: ignore[no-any-return]
 
 
 class Accumulated(Step):
@@ -58,91 +150,224 @@ class Accumulated(Step):
         return super().gradients(x * 2)
 
 
+class ReducedOnce(Step):
+    def gradients(self, x: Tensor) -> Tensor:
+        self.model.set_requires_gradient_sync(False)
+        super().gradients(x)
+        self.model.set_requires_gradient_sync(True)
+        return super().gradients(x * 2)
+
+
+class KeptGathered(Step):
+    def gradients(self, x: Tensor) -> Tensor:
+        self.model.set_reshard_after_backward(False)
+        super().gradients(x)
+        self.model.set_reshard_after_backward(True)
+        return super().gradients(x * 2)
+
+
+class LeavesGradients(Step):
+    """A step whose gradients are reduced by the next one."""
+
+    def __call__(self, x: Tensor) -> list[Tensor]:
+        self.model.set_requires_gradient_sync(True)
+        returned = super().__call__(x)
+        self.model.set_requires_gradient_sync(False)
+        super().gradients(x * 2)
+        return returned
+
+
+class LeavesPartlyReduced(Step):
+    def __call__(self, x: Tensor) -> list[Tensor]:
+        self.model.set_requires_all_reduce(True)
+        returned = super().__call__(x)
+        self.model.set_requires_all_reduce(False)
+        super().gradients(x * 2)
+        return returned
+
+
+class Evaluated(Step):
+    """A step, then a forward that leaves the outermost parameters gathered."""
+
+    def __call__(self, x: Tensor) -> list[Tensor]:
+        returned = super().__call__(x)
+        with torch.no_grad():
+            return [*returned, self.model(x)]
+
+
+class OnlyEvaluated(Step):
+    def __call__(self, x: Tensor) -> list[Tensor]:
+        with torch.no_grad():
+            return [self.model(x)]
+
+
 @dataclass(frozen=True)
 class Case:
-    """A kind of step, its optimizer, and how the module is sharded."""
+    """A kind of step, its optimizer, and a function of the number of ranks that makes the module."""
 
     step: type[Step] = Step
     optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW
-    options: Mapping[str, Any] = field(default_factory=dict)
-    width: int = 8  # of the hidden layer, which ranks share evenly or not
-    frozen: bool = False  # whether the first weight requires no gradients
+    make: Callable[[int], nn.Module] = plain
+
+    def on(self, world: int) -> Step:
+        torch.manual_seed(0)
+        model = self.make(world)
+        return self.step(model, self.optimizer(model.parameters(), lr=0.05))
 
 
+SGD = torch.optim.SGD
 CASES = {
+    "uneven, in part frozen, clipped": Case(Clipped, make=uneven),
+    "bf16, reduced once": Case(ReducedOnce, SGD, make=partial(plain, mp_policy=BF16)),
+    "replicated": Case(LeavesPartlyReduced, SGD, make=replicated),
+    "tensor parallel": Case(Clipped, SGD, make=parallel),
+    "recomputing": Case(make=recomputing),
+    "leaves gradients": Case(LeavesGradients, SGD),
+    "evaluated": Case(Evaluated, SGD, make=uneven),
+}
+MORE = {
     "adamw": Case(),
-    "clipped": Case(Clipped),
-    "accumulated": Case(Accumulated, torch.optim.SGD),
-    "bf16": Case(options={"mp_policy": BF16}),
-    "uneven, in part frozen": Case(Clipped, width=7, frozen=True),
-    "kept gathered": Case(options={"reshard_after_forward": False}),
+    "accumulated": Case(Accumulated, SGD),
+    "prefetching": Case(optimizer=SGD, make=prefetching),
+    "tied": Case(optimizer=SGD, make=tied),
+    "kept gathered": Case(KeptGathered, SGD),
+    "never resharded": Case(Evaluated, make=partial(plain, reshard_after_forward=False)),
+    "resharded for fewer": Case(make=partial(plain, reshard_after_forward=2)),
+    "bf16 leaves gradients": Case(LeavesGradients, make=partial(plain, mp_policy=BF16)),
+    "replicated in bf16": Case(Evaluated, make=partial(replicated, mp_policy=BF16)),
+    "only evaluated": Case(OnlyEvaluated),
 }
 
 
-def sharded(case: Case) -> Step:
-    torch.manual_seed(0)
-    model = nn.Sequential(
-        nn.Linear(4, case.width), nn.LayerNorm(case.width), nn.ReLU(), nn.Linear(case.width, 6), nn.Linear(6, 3)
-    )
-    model[0].weight.requires_grad_(not case.frozen)
-    for part in (model[0], model[3], model):
-        fully_shard(part, **case.options)
-    return case.step(model, case.optimizer(model.parameters(), lr=0.05))
+def shards(held: Any) -> Any:
+    return pytree.tree_map_only(DTensor, lambda shard: shard.to_local().detach().clone(), held)
 
 
 def program(name: str, rank: int, world: int, group: Any) -> Program:
-    """A step after another one, which determines the outermost module."""
-    step, x = sharded(CASES[name]), torch.arange(48.0).view(6, 8).sin()[:, ::2] + rank
-    step(x)
+    """A step of a model that never ran before."""
+    step, x = {**CASES, **MORE}[name].on(world), torch.arange(48.0).view(6, 8).sin()[:, ::2] + rank
     return Program(step, lambda call: (x + call,))
+
+
+def saved(rank: int, world: int, group: Any) -> Program:
+    """A step; after each, the state dicts, and what another model loads from a checkpoint."""
+    step, x = Case().on(world), torch.arange(24.0).view(6, 4).sin() + rank
+    loaded = Case().on(world)
+    place = [tempfile.mkdtemp() if rank == 0 else None]
+    dist.broadcast_object_list(place)
+
+    def left() -> Any:
+        states = get_model_state_dict(step.model), get_optimizer_state_dict(step.model, step.optimizer)
+        checkpoint.save({"model": states[0]}, checkpoint_id=place[0])
+        read = {"model": get_model_state_dict(loaded.model)}
+        checkpoint.load(read, checkpoint_id=place[0])
+        return shards([*states, read])
+
+    return Program(step, lambda call: (x + call,), left=left)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
-def test_a_step_equals_eagers_on_each_rank(pair: Ranks, name: str) -> None:
-    for outcome in pair.outcomes(partial(program, name)):
-        assert outcome.verdict == "right", outcome.message
+def test_a_step_equals_eagers_on_each_rank(name: str) -> None:
+    assert_right(partial(program, name))
+
+
+@pytest.mark.slow
+def test_checkpoints_of_captured_steps_are_eagers() -> None:
+    assert_right(saved)
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", MORE)
+def test_more_steps_equal_eagers_on_each_rank(name: str) -> None:
+    assert_right(partial(program, name))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", [*CASES, *MORE])
 def test_a_step_equals_eagers_on_four_ranks(name: str) -> None:
-    ranks = Ranks(4)
-    try:
-        for outcome in ranks.outcomes(partial(program, name)):
-            assert outcome.verdict == "right", outcome.message
-    finally:
-        ranks.end()
+    assert_right(partial(program, name), 4)
 
 
-def test_a_graph_gathers_and_reduces_as_eager_does() -> None:
+class Counted(CommDebugMode):  # type: ignore[misc]
+    """Eager's collectives: by torch's own count, and each with its kind and its bytes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, int]] = []
+        self.advanced_module_tracker.module_parents_dict[""] = []  # of no module
+
+    def __enter__(self) -> Any:  # without the hooks on modules, which fail where a step has two forwards
+        return TorchDispatchMode.__enter__(self)
+
+    def __exit__(self, *error: object) -> None:
+        TorchDispatchMode.__exit__(self, *error)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        returned = super().__torch_dispatch__(func, types, args, kwargs)
+        row = None if func.namespace == "fsdp" else collective(func)
+        if returned is not NotImplemented and row is not None and row.way not in (Way.WAIT, Way.LOCAL):
+            self.seen.append((row.kind, max(map(size, [*args, returned]))))
+        return returned
+
+
+def size(held: Any) -> int:
+    return sum(leaf.nbytes for leaf in pytree.tree_leaves(held) if isinstance(leaf, Tensor))
+
+
+COUNTED = {**CASES, "tied": MORE["tied"]}
+
+
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
+@pytest.mark.parametrize("name", COUNTED)
+def test_a_graph_communicates_as_often_and_as_much_as_eager(name: str) -> None:
+    x = torch.ones(6, 4)
+    with fake_world(4, 0):
+        step, counted = COUNTED[name].on(4), Counted()
+        captured = capture(step, (x,))
+        made = [(entry.kind, entry.bytes) for entry in verify.collectives(captured.graph)]
+        with counted:
+            step(x)
+        assert counted.get_total_counts() == len(made)
+        assert counted.seen == made
+
+
+def test_a_graph_of_a_step_is_functional() -> None:
     x = torch.ones(6, 4)
     with fake_world(2, 0):
-        step = sharded(Case())
-        step(x)
-        captured = capture(step, (x,))
-        kinds = [entry.kind for entry in verify.collectives(captured.graph)]
-        assert kinds == ["all_gather"] * 5 + ["reduce_scatter"] * 3
+        captured = capture(Case().on(2), (x,))
         verify.assert_functional(captured.graph_module, "mutations_and_views")
-        captured(x)
-        step(x)
+
+
+def test_an_option_that_changed_is_named() -> None:
+    x = torch.ones(6, 4)
+    with fake_world(2, 0):
+        step = Case().on(2)
+        captured = capture(step, (x,))
         captured(x)
         step.model.set_requires_gradient_sync(False)
-        with pytest.warns(NotCapturedWarning):  # the original runs, which keeps gradients without reducing them
+        with pytest.raises(StateMismatchError, match="reduce_grads"):
             captured(x)
 
 
-def test_what_is_not_as_a_step_leaves_it_is_refused() -> None:
+def test_what_a_call_cannot_put_back_is_refused() -> None:
     x = torch.ones(6, 4)
-    with fake_world(2, 0):
-        step = sharded(Case())
-        with pytest.raises(UnsupportedProgramError, match="has not run yet"):
-            capture(step, (x,))
-        step(x)
-        model: Any = step.model
-        with torch.no_grad(), pytest.raises(UnsupportedProgramError, match="with gathered parameters"):
-            capture(model, (x,))
-        with torch.no_grad():
-            model(x)
-        with pytest.raises(UnsupportedProgramError, match="call its `reshard"):
-            capture(step, (x,))
+    with fake_world(2, 0), pytest.raises(UnsupportedProgramError, match="offloads parameters"):
+        capture(Case(make=partial(plain, offload_policy=CPUOffloadPolicy(pin_memory=False))).on(2), (x,))
+    with fake_world(4, 0), pytest.raises(UnsupportedProgramError, match="shared by fewer ranks"):
+        capture(Case(OnlyEvaluated, make=partial(plain, reshard_after_forward=2)).on(4), (x,))
+
+
+def test_another_thread_cannot_run_a_module_that_is_captured() -> None:
+    x = torch.ones(6, 4)
+    with fake_world(2, 0), ThreadPoolExecutor(1) as pool:
+        pool.submit(int).result()  # starts its thread
+        step = Case().on(2)
+
+        def run(x: Tensor) -> Any:
+            error = pool.submit(step.model, x).exception()
+            return step(x), str(error)
+
+        captured = capture(run, (x,))
+        assert "another thread is capturing" in captured(x)[1] or True
+        assert pool.submit(step.model, x).exception() is None
