@@ -58,7 +58,7 @@ class Traced:
     def _kept(self) -> list[Any]:
         """Chains of holders of traced tensors, without those of this package."""
         chains = _holders([tensor for tensor, _ in self.alive()])
-        return [chain for chain in _whole(chains) if not any(map(_is_ours, chain))]
+        return [chain for chain in _whole(chains) if not (any(map(_is_ours, chain)) or _is_unnamed(chain[-1]))]
 
     def _drop_hooks(self) -> None:
         """Drop the hooks on gradients that the run has registered; all others are those of the originals."""
@@ -88,6 +88,11 @@ class Traced:
         raise TENSOR_HELD_ELSEWHERE.error(
             _line_of(self._nodes[tensor]), size=tuple(tensor.size()), holder=_named(others)
         )
+
+
+def _is_unnamed(holder: Any) -> bool:
+    """Whether nothing in Python holds the last of a chain: it is a tensor around another one."""
+    return isinstance(holder, torch.Tensor)
 
 
 def take_back(written: Iterable[tuple[torch.Tensor, int]], constants: Iterable[torch.Tensor]) -> None:
@@ -145,7 +150,7 @@ def _holders(tensors: list[Any]) -> list[tuple[Any, ...]]:
             seen.add(id(holder))
             chains[id(holder)] = (*chains[id(part)], holder)
             held_by.append(chains[id(holder)])
-            if isinstance(holder, _PASSED) and not _is_global(holder):
+            if isinstance(holder, (*_PASSED, torch.Tensor)) and not _is_global(holder):
                 fringe.append(holder)
     return held_by
 

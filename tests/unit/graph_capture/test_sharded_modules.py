@@ -236,6 +236,7 @@ MORE = {
     "bf16 leaves gradients": Case(LeavesGradients, make=partial(plain, mp_policy=BF16)),
     "replicated in bf16": Case(Evaluated, make=partial(replicated, mp_policy=BF16)),
     "only evaluated": Case(OnlyEvaluated),
+    "tensor parallel, evaluated": Case(Evaluated, make=parallel),
 }
 
 

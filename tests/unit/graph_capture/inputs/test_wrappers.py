@@ -113,6 +113,9 @@ TRAININGS: dict[str, Callable[[], tuple[Program, Any]]] = {
     "SGD with momentum": lambda: train(lambda parameters: torch.optim.SGD(parameters, lr=0.01, momentum=0.9)),
     "AdamW into zeros": lambda: train(lambda parameters: torch.optim.AdamW(parameters, lr=0.01), zeros=True),
     "accumulated gradients": lambda: train(lambda parameters: torch.optim.SGD(parameters, lr=0.001), zeros=None),
+    "tensor parallel, accumulated gradients": lambda: train(
+        lambda p: torch.optim.SGD(p, lr=0.001), zeros=None, clip=True
+    ),
     "tensor parallel, AdamW, clipped": lambda: train(lambda p: torch.optim.AdamW(p, lr=0.01), clip=True),
 }
 
