@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from functionalize._torch import pytree
+from functionalize._torch.dispatch import DisableTorchFunction
 from functionalize._torch.distributed.parallel import (
     Shards,
     SilentLogger,
@@ -25,6 +27,7 @@ from functionalize._torch.distributed.parallel import (
     unsupported_option,
 )
 from functionalize.patches import Patch
+from functionalize.reachability import functions_behind
 from functionalize.refusals.calls import USED_BY_OTHER_THREAD
 from functionalize.refusals.gradients import REDUCED_OUTSIDE
 from functionalize.refusals.tensors import DATA_PARALLEL_OPTION, FULLY_SHARDED_MODULE, LEFT_SHARDED
@@ -69,12 +72,17 @@ class ParallelModules:
             for shards in self._sharded:
                 shards.put_back()
 
-    def check_left(self) -> None:
+    def check_left(self, returned: Any) -> None:
         """Raise where the program leaves records of sharded modules that no call can leave.
 
         Raises:
-            UnsupportedProgramError: it does.
+            UnsupportedProgramError: it does, or it returns what is differentiated by gathered parameters.
         """
+        gathered = {id(tensor) for shards in self._sharded for tensor in shards.gathered}
+        with DisableTorchFunction():
+            functions = [leaf.grad_fn for leaf in pytree.tree_leaves(returned) if isinstance(leaf, torch.Tensor)]
+            if any(id(getattr(function, "variable", None)) in gathered for function in functions_behind(functions)):
+                raise REDUCED_OUTSIDE.error(module="fully_shard")
         for shards in self._sharded:
             if shards.problem is not None:
                 raise LEFT_SHARDED.error(problem=shards.problem)

@@ -308,7 +308,7 @@ class CaptureSession(RecordingSession):
         try:
             with steps, code, iterators_kept(inputs.state, inputs.arguments):
                 returned = self._program(*inputs.args, **inputs.kwargs)
-            self.parallel.check_left()
+            self.parallel.check_left(returned)
             return returned
         finally:
             self._sizes.returned = True

@@ -198,7 +198,15 @@ class Shards:
             return "offloads parameters to the CPU"
         if any(param.sharded_state.name == "SHARDED_POST_FORWARD" for param in self._params):
             return "holds parameters that are shared by fewer ranks, as a forward without a backward leaves them"
+        extended = (param for param in self._params if hasattr(param._sharded_local_tensor, "fsdp_post_all_gather"))
+        if any(map(_is_gathered, extended)):
+            return "holds gathered parameters of a class with `fsdp_post_all_gather`"
         return None
+
+    @property
+    def gathered(self) -> list[Tensor]:
+        """The gathered parameters that the module holds now."""
+        return [param._unsharded_param for param in self._params if _is_gathered(param)]
 
     def initialize(self) -> None:
         """Let the module be the outermost of those below it, as its first forward does."""

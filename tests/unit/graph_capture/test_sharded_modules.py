@@ -355,6 +355,8 @@ def test_what_a_call_cannot_put_back_is_refused() -> None:
     x = torch.ones(6, 4)
     with fake_world(2, 0), pytest.raises(UnsupportedProgramError, match="offloads parameters"):
         capture(Case(make=partial(plain, offload_policy=CPUOffloadPolicy(pin_memory=False))).on(2), (x,))
+    with fake_world(2, 0), pytest.raises(UnsupportedProgramError, match="gradients are taken of a program"):
+        capture(Case().on(2).model, (x,))
     with fake_world(4, 0), pytest.raises(UnsupportedProgramError, match="shared by fewer ranks"):
         capture(Case(OnlyEvaluated, make=partial(plain, reshard_after_forward=2)).on(4), (x,))
 
