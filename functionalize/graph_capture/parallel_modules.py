@@ -114,7 +114,8 @@ class ParallelModules:
         def guarded(state: Any) -> dict[str, Any]:
             if threading.get_ident() != thread and id(state) in states:
                 raise USED_BY_OTHER_THREAD.error()
-            return vars(state)
+            records: dict[str, Any] = vars(state)
+            return records
 
         def in_training(name: str) -> property:
             """An attribute that each forward and backward reads first."""

@@ -208,7 +208,8 @@ def _state(function: Any) -> Any:
 def _sequence_numbers() -> Counter[tuple[int, ...]]:
     """How often groups have communicated, by their ranks: two modules may have groups of their own."""
     numbers: Counter[tuple[int, ...]] = Counter()
-    for group in dist.distributed_c10d._world.pg_names:
+    groups: Any = dist.distributed_c10d._world.pg_names
+    for group in groups:
         numbers[tuple(dist.get_process_group_ranks(group))] += group._get_sequence_number_for_group()
     return numbers
 

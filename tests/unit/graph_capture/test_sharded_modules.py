@@ -13,9 +13,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed import checkpoint
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate
@@ -103,7 +104,7 @@ def recomputing(world: int) -> nn.Sequential:
 
 def prefetching(world: int) -> nn.Sequential:
     model = nn.Sequential(Block(), Block(), Block(), nn.Linear(4, 3))
-    first, second, third, _ = shard(model)
+    first, second, third, _ = list[Any](shard(model))
     first.set_modules_to_forward_prefetch([second, third])
     third.set_modules_to_backward_prefetch([second, first])
     return model
@@ -254,14 +255,15 @@ def saved(rank: int, world: int, group: Any) -> Program:
     """A step; after each, the state dicts, and what another model loads from a checkpoint."""
     step, x = Case().on(world), torch.arange(24.0).view(6, 4).sin() + rank
     loaded = Case().on(world)
-    place = [tempfile.mkdtemp() if rank == 0 else None]
+    folder = tempfile.TemporaryDirectory()
+    place = [folder.name]
     dist.broadcast_object_list(place)
 
-    def left() -> Any:
+    def left(_: Any = folder) -> Any:  # which is there as long as this
         states = get_model_state_dict(step.model), get_optimizer_state_dict(step.model, step.optimizer)
-        checkpoint.save({"model": states[0]}, checkpoint_id=place[0])
+        save({"model": states[0]}, checkpoint_id=place[0])
         read = {"model": get_model_state_dict(loaded.model)}
-        checkpoint.load(read, checkpoint_id=place[0])
+        load(read, checkpoint_id=place[0])
         return shards([*states, read])
 
     return Program(step, lambda call: (x + call,), left=left)
@@ -290,11 +292,11 @@ def test_a_step_equals_eagers_on_four_ranks(name: str) -> None:
     assert_right(partial(program, name), 4)
 
 
-class Counted(CommDebugMode):  # type: ignore[misc]
+class Counted(CommDebugMode):
     """Eager's collectives: by torch's own count, and each with its kind and its bytes."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.seen: list[tuple[str, int]] = []
         self.advanced_module_tracker.module_parents_dict[""] = []  # of no module
 
@@ -305,7 +307,7 @@ class Counted(CommDebugMode):  # type: ignore[misc]
         TorchDispatchMode.__exit__(self, *error)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        returned = super().__torch_dispatch__(func, types, args, kwargs)
+        returned: Any = super().__torch_dispatch__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
         row = None if func.namespace == "fsdp" else collective(func)
         if returned is not NotImplemented and row is not None and row.way not in (Way.WAIT, Way.LOCAL):
             self.seen.append((row.kind, max(map(size, [*args, returned]))))
