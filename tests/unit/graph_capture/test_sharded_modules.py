@@ -187,7 +187,7 @@ class LeavesPartlyReduced(Step):
         return returned
 
 
-class Evaluated(Step):
+class Evaluated(Clipped):
     """A step, then a forward that leaves the outermost parameters gathered."""
 
     def __call__(self, x: Tensor) -> list[Tensor]:
@@ -218,24 +218,23 @@ class Case:
 
 SGD = torch.optim.SGD
 CASES = {
-    "uneven, in part frozen, clipped": Case(Clipped, make=uneven),
-    "bf16, reduced once": Case(ReducedOnce, SGD, make=partial(plain, mp_policy=BF16)),
-    "replicated": Case(LeavesPartlyReduced, SGD, make=replicated),
-    "tensor parallel": Case(Clipped, SGD, make=parallel),
+    "uneven, in part frozen, clipped, evaluated": Case(Evaluated, SGD, uneven),
+    "replicated in bf16": Case(LeavesPartlyReduced, SGD, partial(replicated, mp_policy=BF16)),
+    "tensor parallel": Case(Clipped, SGD, parallel),
     "recomputing": Case(make=recomputing),
     "leaves gradients": Case(LeavesGradients, SGD),
-    "evaluated": Case(Evaluated, SGD, make=uneven),
 }
 MORE = {
     "adamw": Case(),
     "accumulated": Case(Accumulated, SGD),
+    "reduced once": Case(ReducedOnce, make=partial(plain, mp_policy=BF16)),
     "prefetching": Case(optimizer=SGD, make=prefetching),
     "tied": Case(optimizer=SGD, make=tied),
     "kept gathered": Case(KeptGathered, SGD),
     "never resharded": Case(Evaluated, make=partial(plain, reshard_after_forward=False)),
     "resharded for fewer": Case(make=partial(plain, reshard_after_forward=2)),
     "bf16 leaves gradients": Case(LeavesGradients, make=partial(plain, mp_policy=BF16)),
-    "replicated in bf16": Case(Evaluated, make=partial(replicated, mp_policy=BF16)),
+    "replicated, evaluated": Case(Evaluated, make=replicated),
     "only evaluated": Case(OnlyEvaluated),
     "tensor parallel, evaluated": Case(Evaluated, make=parallel),
 }
@@ -253,8 +252,9 @@ def program(name: str, rank: int, world: int, group: Any) -> Program:
 
 def saved(rank: int, world: int, group: Any) -> Program:
     """A step; after each, the state dicts, and what another model loads from a checkpoint."""
-    step, x = Case().on(world), torch.arange(24.0).view(6, 4).sin() + rank
-    loaded = Case().on(world)
+    case = Case(optimizer=partial(SGD, momentum=0.9))
+    step, x = case.on(world), torch.arange(24.0).view(6, 4).sin() + rank
+    loaded = case.on(world)
     folder = tempfile.TemporaryDirectory()
     place = [folder.name]
     dist.broadcast_object_list(place)
@@ -318,7 +318,7 @@ def size(held: Any) -> int:
     return sum(leaf.nbytes for leaf in pytree.tree_leaves(held) if isinstance(leaf, Tensor))
 
 
-COUNTED = {**CASES, "tied": MORE["tied"]}
+COUNTED = {**CASES, **{name: MORE[name] for name in ("reduced once", "tied")}}
 
 
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
