@@ -1,8 +1,8 @@
-"""The reducer of DistributedDataParallel, which averages gradients over ranks while autograd computes them.
+"""What DistributedDataParallel and ``fully_shard`` keep of a module, to average gradients over ranks in a backward.
 
 In: a wrapped module whose parameters are fake tensors. Out: a reducer of these, which issues the collectives that the
-module's own would, in the same buckets. Guarantees: the module's own reducer is not used. Limits: torch's reducer in
-C++.
+module's own would, in the same buckets; the records of ``fully_shard``, which can be read, replaced and put back.
+Guarantees: the module's own reducer is not used. Limits: torch's reducer in C++.
 """
 
 from __future__ import annotations
@@ -241,6 +241,7 @@ class Shards:
         """Restore the records."""
         for record in self._before:
             record.restore()
+        self._before = []
 
 
 def shards_of(objects: Iterable[Any]) -> list[Shards]:

@@ -58,7 +58,7 @@ class Traced:
     def _kept(self) -> list[Any]:
         """Chains of holders of traced tensors, without those of this package."""
         chains = _holders([tensor for tensor, _ in self.alive()])
-        return [chain for chain in _whole(chains) if not (any(map(_is_ours, chain)) or _is_unnamed(chain[-1]))]
+        return [chain for chain in _whole(chains) if not (any(map(_is_ours, chain)) or _is_unnamed(chain))]
 
     def _drop_hooks(self) -> None:
         """Drop the hooks on gradients that the run has registered; all others are those of the originals."""
@@ -90,9 +90,9 @@ class Traced:
         )
 
 
-def _is_unnamed(holder: Any) -> bool:
-    """Whether nothing in Python holds the last of a chain: it is a tensor around another one."""
-    return isinstance(holder, torch.Tensor)
+def _is_unnamed(chain: tuple[Any, ...]) -> bool:
+    """Whether a chain ends at a wrapper of the traced tensor: code in C++ holds it."""
+    return all(isinstance(part, torch.Tensor) for part in chain)
 
 
 def take_back(written: Iterable[tuple[torch.Tensor, int]], constants: Iterable[torch.Tensor]) -> None:
