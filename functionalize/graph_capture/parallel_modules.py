@@ -79,9 +79,10 @@ class ParallelModules:
             UnsupportedProgramError: it does, or it returns what is differentiated by gathered parameters.
         """
         gathered = {id(tensor) for shards in self._sharded for tensor in shards.gathered}
-        with DisableTorchFunction():
-            functions = [leaf.grad_fn for leaf in pytree.tree_leaves(returned) if isinstance(leaf, torch.Tensor)]
-            if any(id(getattr(function, "variable", None)) in gathered for function in functions_behind(functions)):
+        if gathered:
+            with DisableTorchFunction():
+                ends = [leaf.grad_fn for leaf in pytree.tree_leaves(returned) if isinstance(leaf, torch.Tensor)]
+            if any(id(getattr(function, "variable", None)) in gathered for function in functions_behind(ends)):
                 raise REDUCED_OUTSIDE.error(module="fully_shard")
         for shards in self._sharded:
             if shards.problem is not None:

@@ -88,6 +88,8 @@ class Guards:
         gradients = {n: values[n] for n in owners}
         plain = {n: v for n, v in tensors.items() if n not in wrappers} if wrappers else tensors
         taken = {n: gradient for n, gradient in gradients.items() if n not in metadata.unused}
+        # A gradient that the capture has only supposed is represented by its owner, and requires none.
+        requiring = {n: v.requires_grad and v is not values[owners[n]] for n, v in gradients.items()}
         self._of_tensors: Sequence[GuardKind] = (
             SharedTensors(metadata, values, assumed.state, kinds=assumed.asks_kinds),
             *([Wrappers(inputs, wrappers)] if wrappers else ()),
@@ -103,7 +105,7 @@ class Guards:
             # The guards for which a call may be captured again come last: if one fails, all others hold.
             GradModeGuard(self.modes),
             RequiresGrad(inputs, REQUIRES_GRAD, _requires_grad, _read(_requires_grad, tensors)),
-            InputProperty(inputs, REQUIRES_GRAD, _requires_grad, _read(_requires_grad, gradients)),
+            InputProperty(inputs, REQUIRES_GRAD, _requires_grad, requiring),
             InputProperty(inputs, LEAF, _is_leaf, _leaves(metadata, assumed)),
             *_gradient_layouts(metadata, assumed, self.dynamic),
         )

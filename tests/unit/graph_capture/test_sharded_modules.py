@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
@@ -120,6 +121,51 @@ def tied(world: int) -> nn.Sequential:
     return model
 
 
+class Sent16(Tensor):
+    """A weight that ranks send each other in 16 bits."""
+
+    held: Tensor
+
+    @staticmethod
+    def __new__(cls, held: Tensor) -> Any:
+        made: Any = Tensor._make_wrapper_subclass(cls, held.size(), held.stride(), dtype=held.dtype, device=held.device)
+        made.held = held
+        return made
+
+    def fsdp_pre_all_gather(
+        self, mesh: Any, outer_size: Any, outer_stride: Any, module: Any, policy: Any
+    ) -> tuple[tuple[Tensor, ...], None]:
+        return (self.held.bfloat16(),), None
+
+    def fsdp_post_all_gather(
+        self, gathered: tuple[Tensor, ...], metadata: None, dtype: torch.dtype, *, out: Tensor | None = None
+    ) -> Any:
+        if out is None:
+            made = gathered[0].to(dtype)
+            return made, (gathered[0], made)
+        with torch.no_grad(), _unsafe_preserve_version_counter(out):
+            return out.copy_(gathered[0])
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        held = pytree.tree_map_only(Sent16, lambda tensor: tensor.held, (args, kwargs or {}))
+        returned = func(*held[0], **held[1])
+        return args[0] if func._schema.is_mutable else pytree.tree_map_only(Tensor, cls, returned)
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["held"], None
+
+    @staticmethod
+    def __tensor_unflatten__(inner: dict[str, Tensor], metadata: None, size: Any, stride: Any) -> Sent16:
+        return Sent16(inner["held"])  # type: ignore[no-any-return]
+
+
+def sent_in_16_bits(world: int) -> nn.Sequential:
+    model: Any = stack()
+    model[0].up.weight = nn.Parameter(Sent16(model[0].up.weight.detach()))
+    return shard(model)
+
+
 class Step:
     """A training step. It returns the loss and this rank's shards of the parameters."""
 
@@ -135,7 +181,8 @@ class Step:
         self.optimizer.zero_grad()
         loss = self.gradients(x)
         self.optimizer.step()
-        return [loss, *(parameter.to_local().detach().clone() for parameter in self.model.parameters())]
+        local = (parameter.to_local().detach() for parameter in self.model.parameters())
+        return [loss, *(getattr(shard, "held", shard).clone() for shard in local)]
 
 
 class Clipped(Step):
@@ -235,6 +282,7 @@ MORE = {
     "resharded for fewer": Case(make=partial(plain, reshard_after_forward=2)),
     "bf16 leaves gradients": Case(LeavesGradients, make=partial(plain, mp_policy=BF16)),
     "replicated, evaluated": Case(Evaluated, make=replicated),
+    "sent in 16 bits": Case(optimizer=SGD, make=sent_in_16_bits),
     "only evaluated": Case(OnlyEvaluated),
     "tensor parallel, evaluated": Case(Evaluated, make=parallel),
 }
@@ -335,11 +383,14 @@ def test_a_graph_communicates_as_often_and_as_much_as_eager(name: str) -> None:
         assert counted.seen == made
 
 
-def test_a_graph_of_a_step_is_functional() -> None:
+def test_a_graph_of_steps_is_functional() -> None:
     x = torch.ones(6, 4)
     with fake_world(2, 0):
-        captured = capture(Case().on(2), (x,))
+        captured = capture(Case(optimizer=SGD).on(2), (x,))
         verify.assert_functional(captured.graph_module, "mutations_and_views")
+        for _ in range(3):
+            captured(x)
+        assert len(captured.variants) == 1  # with and without gradients
 
 
 def test_an_option_that_changed_is_named() -> None:

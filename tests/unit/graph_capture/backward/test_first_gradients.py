@@ -35,6 +35,23 @@ def test_the_first_call_replaces_the_program_and_later_calls_keep_it() -> None:
     assert len(program.variants) == 1
 
 
+def test_a_step_that_drops_gradients_is_captured_once() -> None:
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(x: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss: Tensor = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    program = capture(step, (torch.ones(1, 2),))
+    for _ in range(3):  # the first finds no gradients
+        program(torch.ones(1, 2))
+    assert len(program.variants) == 1
+
+
 def test_gradients_now() -> None:
     x = _ones(3)
     program = capture(lambda x: x * x, (x,), gradients="now")
