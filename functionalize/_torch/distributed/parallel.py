@@ -104,6 +104,7 @@ _OPTIONS = (
     *("_all_gather_comm", "_reduce_scatter_comm"),
 )
 _ATTRIBUTES = {"gathered": "_unsharded_param", "gradient": "unsharded_accumulated_grad"}  # by the name of the record
+_OF_PARAMETERS = ("sharded_param", *_ATTRIBUTES)
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,7 @@ class ShardRecord:
     @property
     def is_there(self) -> bool:
         """Whether it has a value."""
-        if self.name not in ("sharded_param", *_ATTRIBUTES):
+        if self.name not in _OF_PARAMETERS:
             return True
         gathered = _is_gathered(self.owner)
         if self.name != "gradient":
@@ -134,7 +135,10 @@ class ShardRecord:
     def set(self, value: Any) -> None:
         """Replace its value."""
         setattr(self.owner, _ATTRIBUTES.get(self.name, self.name), value)
-        if self.name == "gathered":
+        if self.name == "_sharded_state":
+            for param in self.owner.fsdp_params:
+                param.sharded_state = value
+        elif self.name == "gathered":
             self.owner.all_gather_outputs = [_buffer(self.owner)]
         elif self.name == "gradient" and not _is_gathered(self.owner):
             vars(self.owner).pop("_unsharded_param", None)  # the next one has no gradient
@@ -155,8 +159,7 @@ def shard_records(state: Any) -> dict[str, ShardRecord]:
     for place, group in enumerate(state._fsdp_param_groups):
         records |= {f"{place}.{name}": ShardRecord(group, name) for name in _OPTIONS}
         for number, param in enumerate(group.fsdp_params):
-            names = ("sharded_state", "sharded_param", *_ATTRIBUTES)
-            records |= {f"{place}.{number}.{name}": ShardRecord(param, name) for name in names}
+            records |= {f"{place}.{number}.{name}": ShardRecord(param, name) for name in _OF_PARAMETERS}
     return records
 
 
