@@ -29,9 +29,8 @@ _OTHERWISE_BY_DYNAMO = ("all_gather_of_numbers", "coalescing")
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", [name for name in RIGHT if name not in _OTHERWISE_BY_DYNAMO])
-def test_a_compiled_program_does_what_eager_does_on_each_rank(pair: Ranks, name: str) -> None:
-    for outcome in pair.outcomes(PROGRAMS[name], "dynamo"):
-        assert outcome.verdict == "right", outcome.message
+def test_a_compiled_program_does_what_eager_does_on_each_rank(name: str) -> None:
+    assert_right(PROGRAMS[name], system="dynamo")
 
 
 @pytest.mark.slow

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
-import torch.distributed as dist
+import torch.distributed
+import torch.distributed._functional_collectives
 from torch import Tensor
-from torch.distributed._functional_collectives import all_reduce
 from torch.fx import Graph
 
 from functionalize import capture
 from functionalize._torch.distributed.worlds import fake_world
 from functionalize.runtime.graphs.waits import sink_waits
 
+dist: Any = torch.distributed
+all_reduce: Any = torch.distributed._functional_collectives.all_reduce  # its stubs want names of groups
 _WAIT = torch.ops._c10d_functional.wait_tensor.default
 
 
 def _names(graph: Graph) -> list[str]:
-    return [node.target.name().split("::")[1].split(".")[0] for node in graph.nodes if node.op == "call_function"]  # type: ignore[union-attr]
+    return [node.target.name().split("::")[1].split(".")[0] for node in graph.nodes if node.op == "call_function"]
 
 
 def test_what_does_not_read_a_result_runs_before_the_wait() -> None:
     def program(x: Tensor, y: Tensor) -> Tensor:
         reduced = all_reduce(x, "sum", dist.group.WORLD)
-        return y.exp() * reduced + reduced
+        total: Tensor = y.exp() * reduced + reduced
+        return total
 
     with fake_world(2, 0):
         captured = capture(program, (torch.ones(3), torch.ones(3)))
