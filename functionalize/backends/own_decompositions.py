@@ -201,7 +201,7 @@ DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
 }
 
 # Of these, what torch decomposes into something else, and for autograd before any table is asked; and what is
-# differentiated, which it cannot do where it takes programs apart. The last three it leaves as they are in any table, as
+# differentiated, which it cannot do where it takes programs apart. The last three it leaves as they are, in any table:
 # they have composite kernels beside their own.
 DIFFERING = DIFFERENTIATED | {
     aten.multilabel_margin_loss_forward.default,
