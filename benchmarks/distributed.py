@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -157,10 +157,6 @@ def build(shape: Shape, ranks: int) -> Training:
     fully_shard(model, mesh=mesh["dp"])
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     with fake, torch.no_grad():
-        model(words, angles, angles)  # so that `fully_shard` knows which module is the outermost
-        for module in model.modules():
-            if isinstance(module, FSDPModule):
-                module.reshard()
         for parameter in model.parameters():
             parameter.grad = torch.zeros_like(parameter)
             moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
