@@ -45,6 +45,8 @@ def test_torchgen_reads_the_same_schemas(installed: Tables, model: dict[str, Nat
 
 
 # Writes of `self` by ops whose name has no underscore; torchgen's model has no kind for them.
+# With a composite kernel beside their own, which gives eager's bits.
+WITH_KERNELS = {"aten::mish_backward", "aten::native_channel_shuffle", "aten::silu_backward"}
 UNNAMED_WRITES = {"aten::set_data", "aten::retain_grad", "aten::record_stream"}
 
 
@@ -65,7 +67,7 @@ def test_torchgen_sees_the_same_kinds(installed: Tables, model: dict[str, Native
 
 def test_torchgen_sees_the_same_composites(installed: Tables, model: dict[str, NativeFunction]) -> None:
     composite = {name for name, row in installed.rows.items() if row.composite}
-    assert composite == {n for n, f in model.items() if f.has_composite_implicit_autograd_kernel}
+    assert composite == {n for n, f in model.items() if f.has_composite_implicit_autograd_kernel} - WITH_KERNELS
 
 
 def test_torchgen_sees_the_same_random_ops(installed: Tables, model: dict[str, NativeFunction]) -> None:
@@ -90,6 +92,9 @@ def test_the_dispatcher_holds_the_same_rows(installed: Tables) -> None:
     for op, row in live_rows():
         live = tables.live_row(op)
         composite = torch._C._dispatch_has_kernel_for_dispatch_key(row.name, "CompositeImplicitAutograd")
+        if torch._C._dispatch_has_kernel_for_dispatch_key(row.name, "CPU"):
+            assert not composite or row.name in WITH_KERNELS
+            composite = False
         assert (row.name, row.composite) == (live.name, composite), row.name
         assert live.composite >= composite, row.name  # Python decompositions count as well
         if row.name in installed.overrides:

@@ -17,7 +17,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._higher_order_ops.scan import scan
-from torch.masked import masked_tensor
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -89,12 +88,10 @@ def differentiated_scan(x: Tensor) -> Tensor:
 
 REFUSED: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {
     "input": (lambda: lambda x: x * 2, lambda: X.as_subclass(Named), "`x` is a Named"),
-    "masked input": (lambda: lambda x: x * 2, lambda: masked_tensor(X, X > 0), "`x` is a MaskedTensor"),
     "nested input": (lambda: lambda x: x * 2, lambda: torch.nested.nested_tensor([X, X]), "`x` is a nested tensor"),
     "mkldnn input": (lambda: lambda x: x.to_dense(), X.to_mkldnn, "`x` is a mkldnn tensor"),
     "state": (lambda: linear(X.as_subclass(Named)), lambda: X, "`weight` is a Named"),
     "lazy state": (lambda: nn.LazyLinear(3), lambda: X, "`weight` has no size yet"),
-    "masked inside": (lambda: lambda x: masked_tensor(x, x > 2).sum(), lambda: X, "the program uses is a MaskedTensor"),
     "reached by functions": (lambda: lambda x: x + CONSTANTS["named"], lambda: X, "the program uses is a Named"),
     "script module": (
         lambda: Holder(torch.jit.script(nn.Linear(3, 3))),
