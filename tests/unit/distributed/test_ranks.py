@@ -18,6 +18,7 @@ def test_a_captured_program_does_what_eager_does_on_each_rank(name: str) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", [name for name in RIGHT if name not in BRANCHING])
 def test_a_traced_program_does_what_eager_does_on_each_rank(name: str) -> None:
     assert_right(PROGRAMS[name], system="make_fx")
