@@ -10,7 +10,7 @@ import os
 import sys
 import time
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import pytest
 
@@ -136,3 +136,14 @@ def turn_of(item: pytest.Item) -> int:
 def seconds(item: pytest.Item) -> float:
     """How long a test says that it takes: `slow(seconds=60)`, `full(seconds=60)`."""
     return max((mark.kwargs.get("seconds", 0) for mark in item.iter_markers()), default=0)
+
+
+@pytest.fixture(scope="module")
+def group_of_one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A default group of this process alone."""
+    import torch
+
+    path = tmp_path_factory.mktemp("group") / "store"
+    torch.distributed.init_process_group("gloo", init_method=f"file://{path}", rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()

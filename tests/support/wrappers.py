@@ -255,3 +255,20 @@ SHARED: dict[str, Callable[[], Any]] = {
     "a wrapper and its part": lambda: (lambda x: [x, x.a])(two(2, 3)),
     "a wrapper and what its parts are views of": lambda: (lambda x: [TwoTensor(x[:2], x.clone()[:2]), x])(numbers(4)),
 }
+
+
+class Quantized(nn.Module):
+    """A layer of an int8 weight, and a buffer that is written."""
+
+    kept: Any
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer: Any = nn.Linear(4, 4)
+        self.layer.weight = nn.Parameter(int8(), requires_grad=False)
+        self.register_buffer("kept", two(2, 4))
+
+    def forward(self, x: Tensor) -> Any:
+        with torch.no_grad():
+            self.kept.mul_(0.5)
+        return self.layer(x), self.kept

@@ -7,34 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from functionalize import capture
 from functionalize.backends.array_program import Written
-from tests.support.wrappers import int8, numbers, two
+from tests.support.wrappers import Quantized, numbers, two
 
 jax = pytest.importorskip("jax")
 jnp = jax.numpy
 
 from functionalize.backends.jax import load  # noqa: E402
-
-
-class Quantized(nn.Module):
-    """A layer of an int8 weight, and a buffer that is written."""
-
-    kept: Any
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer: Any = nn.Linear(4, 4)
-        self.layer.weight = nn.Parameter(int8(), requires_grad=False)
-        self.register_buffer("kept", two(2, 4))
-
-    def forward(self, x: Tensor) -> Any:
-        with torch.no_grad():
-            self.kept.mul_(0.5)
-        return self.layer(x), self.kept
 
 
 def test_state_is_the_arrays_inside_by_their_names(tmp_path: Path) -> None:

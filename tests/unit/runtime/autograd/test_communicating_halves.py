@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,15 +18,10 @@ from functionalize import UnsupportedProgramError, capture
 dist: Any = torch.distributed
 functional: Any = torch.distributed._functional_collectives  # its stubs want names of groups
 
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed.nn.functional.*is deprecated")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def process_group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    path: Path = tmp_path_factory.mktemp("group") / "store"
-    dist.init_process_group("gloo", init_method=f"file://{path}", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+pytestmark = [
+    pytest.mark.usefixtures("group_of_one"),
+    pytest.mark.filterwarnings("ignore:torch.distributed.nn.functional.*is deprecated"),
+]
 
 
 def unread(x: Tensor) -> Any:
