@@ -66,6 +66,11 @@ def has_node_hooks(leaf: torch.Tensor) -> bool:
 DELAYED_ERROR = "torch::autograd::Error"  # autograd's node that raises, also for `autograd_not_implemented`
 
 
+def passes_on(function: Any) -> bool:
+    """Whether a function gives each gradient to the input of the same number: that of DistributedDataParallel."""
+    return function.name() == "_DDPSinkBackward" and len(function.next_functions) == len(function._input_metadata)
+
+
 def delayed_error(function: Any) -> str:
     """The message of the error that a node named ``DELAYED_ERROR`` raises."""
     try:

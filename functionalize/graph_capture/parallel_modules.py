@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -29,10 +29,22 @@ from functionalize._torch.distributed.parallel import (
 from functionalize.patches import Patch
 from functionalize.reachability import functions_behind
 from functionalize.refusals.calls import USED_BY_OTHER_THREAD
-from functionalize.refusals.gradients import REDUCED_OUTSIDE
+from functionalize.refusals.gradients import REDUCED_OUTSIDE, UNUSED_OUTSIDE
 from functionalize.refusals.tensors import DATA_PARALLEL_OPTION, FULLY_SHARDED_MODULE, LEFT_SHARDED
+from functionalize.runtime.outputs.side_effects import AwaitedBackward
 
 _LOGGER = SilentLogger()
+
+
+def _check_inside(module: Any) -> None:
+    """Raise where the program itself runs a backward that its own reducer could do, and that of a capture cannot."""
+    if module.static_graph:
+        raise DATA_PARALLEL_OPTION.error(option="static_graph=True and its backward")
+
+
+def _leaves_behind(tensors: Iterable[torch.Tensor]) -> set[int]:
+    """The leaves, by identity, that autograd reaches from some tensors."""
+    return {id(getattr(function, "variable", None)) for function in functions_behind(t.grad_fn for t in tensors)}
 
 
 class FirstForward(BaseException):
@@ -83,7 +95,7 @@ class ParallelModules:
             with DisableTorchFunction():
                 ends = [leaf.grad_fn for leaf in pytree.tree_leaves(returned) if isinstance(leaf, torch.Tensor)]
             if any(id(getattr(function, "variable", None)) in gathered for function in functions_behind(ends)):
-                raise REDUCED_OUTSIDE.error(module="fully_shard")
+                raise REDUCED_OUTSIDE.error()
         for shards in self._sharded:
             if shards.problem is not None:
                 raise LEFT_SHARDED.error(problem=shards.problem)
@@ -94,18 +106,49 @@ class ParallelModules:
             shards.begin(FirstForward)
         for module in self._modules:
             buckets = [[fakes[id(parameter)] for parameter in bucket] for bucket in self._buckets[id(module)]]
-            self._reducers[id(module)] = traced_reducer(module, buckets)
+            self._reducers[id(module)] = traced_reducer(module, buckets, _check_inside)
 
-    def refuse_backward(self) -> None:
-        """Raise where autograd runs a backward after the program, in which a module's own reducer would take part.
+    def awaited(self, returned: Any, seen: Iterable[Any], describe: Callable[[Any], Any]) -> list[AwaitedBackward]:
+        """The modules whose backward is to come when the program has ended.
+
+        ``seen``: the objects of its state; ``describe``: how a call makes a tensor that the program returns.
 
         Raises:
-            UnsupportedProgramError: the program ran such a module with gradients on.
+            UnsupportedProgramError: a call could not tell which parameters the module does not use.
         """
-        if any(reducer.expects_backward for reducer in self._reducers.values()):
-            raise REDUCED_OUTSIDE.error(module="DistributedDataParallel")
+        waiting = {key: reducer for key, reducer in self._reducers.items() if not reducer.begun.is_set()}
+        if not waiting:
+            return []
+        numbers = {id(value): number for number, value in enumerate(seen)}
+        left = list[AwaitedBackward]()
+        for module in (module for module in self._modules if id(module) in waiting):
+            outputs = list[Any]()
+            if module.find_unused_parameters and not module.static_graph:
+                outputs = [leaf for leaf in pytree.tree_leaves(returned) if isinstance(leaf, torch.Tensor)]
+                with DisableTorchFunction():
+                    used, reached = map(_leaves_behind, (waiting[id(module)].outputs, outputs))
+                buckets = [set(map(id, bucket)) for bucket in waiting[id(module)].buckets]
+                if not used <= reached or any(used.isdisjoint(bucket) for bucket in buckets):
+                    raise UNUSED_OUTSIDE.error()
+            left.append(AwaitedBackward(numbers[id(module)], tuple(map(describe, outputs))))
+        return left
+
+    @property
+    def rearrange(self) -> bool:
+        """Whether eager rearranges what modules reduce together, in the order in which their first backward was.
+
+        No graph tells that order, since autograd gets all gradients of a graph at once.
+        """
+        return any(reducer.rearranges for reducer in self._reducers.values())
+
+    def refuse_backward(self) -> None:
+        """Raise where autograd runs a backward after the program, and modules would communicate in it.
+
+        Raises:
+            UnsupportedProgramError: the program has modules of `fully_shard`.
+        """
         if self._sharded:
-            raise REDUCED_OUTSIDE.error(module="fully_shard")
+            raise REDUCED_OUTSIDE.error()
 
     def rows(self) -> Iterator[Patch]:
         """Have the modules find the reducers, and keep other threads from the records of sharded ones."""

@@ -284,7 +284,9 @@ class CaptureSession(RecordingSession):
         hooks.note()
         objects.texts = texts
         changes, steps = effects.side_effects(objects, returned), self._steps.described(objects.reconstruction)
-        left = LeftInObjects(changes, steps, texts.described(objects.reconstruction))
+        describe = functools.partial(objects.reconstruction, path="a result")
+        awaited = self.parallel.awaited(returned, self._inputs.state.seen, describe)
+        left = LeftInObjects(changes, steps, texts.described(objects.reconstruction), awaited)
         self._numbers.check_kept(objects.is_reached)
         self._generators.make_in_graph(self.recorder.tracer.graph)
         return left
@@ -373,6 +375,7 @@ class CaptureSession(RecordingSession):
             catches=inputs.follower.code.catches,
             converts=inputs.follower.code.converts,
             unread=self._unread.calls,
+            runs_as_written=self.parallel.rearrange,
         )
 
 

@@ -143,10 +143,18 @@ capture(lambda x: Noting.apply(x), (torch.ones(2, requires_grad=True),), gradien
 )
 REDUCED_OUTSIDE = Refusal(
     UnsupportedProgramError,
-    what="gradients are taken of a program that runs a module of {module}",
+    what="gradients are taken of a program that runs a module of `fully_shard`",
     why="the module averages gradients over ranks while autograd accumulates them, and a backward outside of the "
     "program would not",
     hint="capture the whole training step, with its `backward()`; or run the program under torch.no_grad()",
+    no_example="torch.distributed has to be initialized",
+)
+UNUSED_OUTSIDE = Refusal(
+    UnsupportedProgramError,
+    what="a program runs a module of DistributedDataParallel that finds unused parameters; the backward comes later",
+    why="a call tells the module what it has used by the results of the program, but a bucket has no parameter that is "
+    "used, or the results do not depend on all that are",
+    hint="return the results of the module, or capture the whole training step, with its `backward()`",
     no_example="torch.distributed has to be initialized",
 )
 BACKWARD_ACTS = Refusal(

@@ -65,6 +65,8 @@ def _traced(function: Callable[..., Any], args: tuple[Any, ...]) -> Callable[...
 
 SYSTEMS: dict[str, Make] = {
     "capture": lambda function, args: capture(function, args),
+    # A step captures the forward of its model alone; the rest of it runs in eager.
+    "forward": lambda step, args: functools.partial(step, model=capture(step.model, args)),  # type: ignore[attr-defined]
     "make_fx": _traced,
     "dynamo": lambda function, args: torch.compile(function, backend="functionalize"),
 }

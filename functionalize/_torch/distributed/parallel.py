@@ -2,11 +2,12 @@
 
 In: a wrapped module whose parameters are fake tensors. Out: a reducer of these, which issues the collectives that the
 module's own would, in the same buckets; the records of ``fully_shard``, which can be read, replaced and put back.
-Guarantees: the module's own reducer is not used. Limits: torch's reducer in C++.
+Guarantees: a capture does not use the module's own reducer. Limits: torch's reducer in C++.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
 
 from functionalize._torch.dispatch import DisableTorchFunction
 
@@ -29,20 +31,26 @@ def buckets_of(module: Any) -> list[list[Tensor]]:
 
 
 class _WithFixedBuckets:
-    """What a reducer of a capture leaves out: rearranging buckets, for which ranks communicate once."""
+    """What a reducer of a capture leaves out: rearranging buckets, as eager does after its first backward."""
 
-    expects_backward = False
+    outputs: Sequence[Tensor] = ()  # those in which the last forward looked for unused parameters
+    buckets: Sequence[Sequence[Tensor]]
+    may_rearrange: bool
+    begun: threading.Event  # set unless a backward is to come
+    rearranges = False  # whether eager rearranges buckets, or will
 
     def _rebuild_buckets(self) -> bool:
+        self.rearranges = self.may_rearrange
         return False
 
     def prepare_for_backward(self, outputs: Sequence[Tensor]) -> None:
-        self.expects_backward = True
+        self.outputs = outputs
+        self.begun.clear()
         super().prepare_for_backward(outputs)  # type: ignore[misc]
 
 
-def traced_reducer(module: Any, buckets: Sequence[Sequence[Tensor]]) -> Any:
-    """A reducer of the present parameters of a module."""
+def traced_reducer(module: Any, buckets: Sequence[Sequence[Tensor]], begin: Callable[[Any], None]) -> Any:
+    """A reducer of the present parameters of a module; ``begin`` is called with the module as a backward begins."""
     dist: Any = torch.distributed  # Reducer is private
     parameters, sparse = module._build_params_for_reducer()
     places = {id(parameter): place for place, parameter in enumerate(parameters)}
@@ -62,21 +70,51 @@ def traced_reducer(module: Any, buckets: Sequence[Sequence[Tensor]]) -> Any:
         [],
         module.batched_grad_copy,
     )
-    for hook, state in module._comm_hooks:
+    for hook, state in (*module._comm_hooks, *_builtin_hooks(module)):
         dist._register_comm_hook(made, state, hook)
+    made.buckets = buckets
+    made.may_rearrange = not module._has_rebuilt_buckets and (module.static_graph or not module.find_unused_parameters)
+    made.begun = begun = threading.Event()  # not `made`: hooks of autograd in C++ keep what they refer to
+    begun.set()
+
+    def note(gradients: Any) -> None:
+        if not begun.is_set():
+            begun.set()
+            begin(module)
+
+    for parameter in parameters:
+        get_gradient_edge(parameter).node.register_prehook(note)
     return made
+
+
+def _builtin_hooks(module: Any) -> list[tuple[Any, Any]]:
+    """A communication hook of torch's in C++, as the same in Python, with its state."""
+    name = str(vars(module)["logger"]._get_ddp_logging_data().strs_map.get("comm_hook", ""))
+    if not name.startswith("BuiltinCommHookType"):
+        return []
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    hooks = {"ALLREDUCE": default_hooks.allreduce_hook, "FP16_COMPRESS": default_hooks.fp16_compress_hook}
+    return [(hooks[name.rpartition(".")[2]], module.process_group)]
+
+
+def await_backward(module: Any, outputs: Sequence[Tensor]) -> None:
+    """Do with a module's own reducer what `forward` does for the backward that follows.
+
+    ``outputs``: those from which it finds unused parameters.
+    """
+    module.logger.set_runtime_stats_and_log()
+    module.reducer.prepare_for_forward()
+    module.reducer.prepare_for_backward(list(outputs))
 
 
 def unsupported_option(module: Any) -> str | None:
     """An option of a module whose reducer works in another way; None if it has no such option."""
-    if module.static_graph:
-        return "static_graph=True"
+    if module.static_graph and not module._static_graph_delay_allreduce_enqueued:
+        return "static_graph=True, before its first step"
     if module.mixed_precision is not None:
         return "mixed_precision"
-    if module._delay_all_reduce_all_params:
-        return "delay_all_reduce_named_params"
-    builtin = str(module.logger._get_ddp_logging_data().strs_map.get("comm_hook", "")).startswith("BuiltinCommHookType")
-    return "a built-in communication hook" if builtin else None
+    return "delay_all_reduce_named_params" if module._delay_all_reduce_all_params else None
 
 
 def unasked_versions(preserve: Any) -> Any:

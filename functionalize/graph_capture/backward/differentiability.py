@@ -13,7 +13,7 @@ import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from functionalize._torch import is_symbolic, storage_key
-from functionalize._torch.autograd import DELAYED_ERROR, delayed_error, without_formula
+from functionalize._torch.autograd import DELAYED_ERROR, delayed_error, passes_on, without_formula
 from functionalize.aliasing.overlap import disjoint
 from functionalize.errors import NoFormulaError, UnsupportedMutationError
 from functionalize.graph_capture.inputs.inputs import TracedInput
@@ -75,9 +75,10 @@ def reaching(targets: Sequence[torch.Tensor], sources: Sequence[Any]) -> list[in
         for table, key in ((bits, edge.node), (arriving, (edge.node, edge.output_nr))):
             table[key] = table.get(key, 0) | 1 << number
     for node in reversed(order):
-        for following, output in node.next_functions:
+        for place, (following, output) in enumerate(node.next_functions):
+            passed = arriving.get((node, place), 0) if passes_on(node) else bits.get(node, 0)
             for table, key in ((bits, following), (arriving, (following, output))):
-                table[key] = table.get(key, 0) | bits.get(node, 0)
+                table[key] = table.get(key, 0) | passed
     edges = [get_gradient_edge(source) if isinstance(source, torch.Tensor) else source for source in sources]
     return [arriving.get((edge.node, edge.output_nr), 0) for edge in edges]
 

@@ -92,6 +92,7 @@ class Capture:
     original: Callable[..., Any]  # the program as the user wrote it
     catches: bool  # whether the program's own code catches errors
     converts: bool  # whether `float` and `int` of data-dependent numbers were no decisions
+    runs_as_written: bool  # whether calls run the original, which does what a graph cannot tell
     unread: Sequence[Callable[[], Any]]  # draws from Python's or NumPy's generators whose numbers are never read
 
 
@@ -238,11 +239,11 @@ class Specialization:
         if isinstance(self.recorded.joint, OverlappingInputsError):
             viewing = self._with_views(arguments)
             return viewing.specialization.run(viewing.inputs, arguments)
-        compute = self._compute or self._choose_stages(inputs, arguments)
-        try:
-            computed = compute(inputs)
-        except RunAsWritten:
-            computed = None
+        computed = None
+        if not self.capture.runs_as_written:
+            compute = self._compute or self._choose_stages(inputs, arguments)
+            with contextlib.suppress(RunAsWritten):
+                computed = compute(inputs)
         if computed is None:  # outside of the handler, so that an error of the program has no context
             return run_as_written(self.capture.original, arguments.args, arguments.kwargs)
         leaves = self._finish(inputs, [self.capture.state, arguments], computed)
@@ -336,7 +337,9 @@ class Specialization:
         If the program catches errors, a call that fails must be repeatable: it has no effects and draws no numbers.
         """
         capture, is_repeatable = self.capture, not (self.metadata.graph.acts or self._draws)
-        leaves_all = self.recorded.joint is None and not (capture.modes_left or capture.unread)
+        leaves_all = self.recorded.joint is None and not (
+            capture.modes_left or capture.unread or capture.runs_as_written
+        )
         leaves_all = leaves_all and not self.metadata.graph.communicates  # perhaps inside of a call with a log
         return leaves_all and (is_repeatable or not capture.catches)
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+from functionalize._torch.distributed.parallel import await_backward
 from functionalize.python_state.containers import ABSENT, MAPPINGS, Container, assign, entry, remove, write
 from functionalize.python_state.reconstruct import Maker, ObjectRef, Walked
 from functionalize.python_state.snapshot import frozen, same
@@ -119,6 +120,18 @@ class ScheduleStep:
 
 
 @dataclass(frozen=True)
+class AwaitedBackward:
+    """A forward of DistributedDataParallel whose backward comes after the call, where the module's own reducer acts."""
+
+    number: int  # of the module, on the walk over the program's state
+    outputs: tuple[Any, ...]  # how the tensors are made from which it finds unused parameters
+
+    def apply(self, states: Sequence[Walked], maker: Maker) -> None:
+        """Prepare the reducer of a call's own module."""
+        await_backward(states[0].objects[self.number].value, list(map(maker.make, self.outputs)))
+
+
+@dataclass(frozen=True)
 class PrintedLine:
     """What a call prints after everything else."""
 
@@ -154,9 +167,10 @@ class LeftInObjects:
     side_effects: Sequence[SideEffect] = ()
     steps: Sequence[ScheduleStep] = ()
     lines: Sequence[PrintedLine | LoggedRecord] = ()
+    backwards: Sequence[AwaitedBackward] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.side_effects or self.steps or self.lines)
+        return bool(self.side_effects or self.steps or self.lines or self.backwards)
 
     def apply(self, states: Sequence[Walked], maker: Maker) -> None:
         """Make the same changes to a call's own objects, then print."""
@@ -164,5 +178,7 @@ class LeftInObjects:
             effect.apply(states, maker)
         for step in self.steps:
             step.apply(states, maker)
+        for backward in self.backwards:
+            backward.apply(states, maker)
         for line in self.lines:
             line.apply(maker)

@@ -1,4 +1,4 @@
-"""DistributedDataParallel in a captured training step: its own reducer averages gradients, as in eager."""
+"""DistributedDataParallel in captured steps, and captured alone: its reducer averages gradients, as in eager."""
 
 from __future__ import annotations
 
@@ -35,6 +35,21 @@ class Unused(nn.Module):
         return self.used(x)  # type: ignore[no-any-return]
 
 
+class UsedByRank(Unused):
+    """A module whose ranks use different layers."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        layer = self.unused if torch.distributed.get_rank() else self.used
+        return layer(x)  # type: ignore[no-any-return]
+
+
+class Heads(Unused):
+    """A module with two results, of which the loss is computed from one."""
+
+    def forward(self, x: Tensor) -> Any:
+        return {"loss": self.used(x), "other": self.unused(x)}
+
+
 class Step(nn.Module):
     """A training step, as a module, so that its state is compared."""
 
@@ -43,9 +58,11 @@ class Step(nn.Module):
         self.model = model
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, model: Any = None) -> Tensor:
+        """``model``: the captured one, if it alone is captured."""
         self.optimizer.zero_grad()
-        loss = self.model(x).square().mean()
+        result = (model or self.model)(x)
+        loss = (result["loss"] if isinstance(result, dict) else result).square().mean()
         loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 0.5)
         self.optimizer.step()
@@ -53,29 +70,25 @@ class Step(nn.Module):
 
 
 class Accumulated(Step):
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, model: Any = None) -> Tensor:
         self.optimizer.zero_grad()
+        run = model or self.model
         with self.model.no_sync():
-            self.model(x).square().mean().backward()
-        loss = self.model(x * 2).square().mean()
+            run(x).square().mean().backward()
+        loss = run(x * 2).square().mean()
         loss.backward()
         self.optimizer.step()
         return loss.detach()  # type: ignore[no-any-return]
 
 
 class ByHand(Step):
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, model: Any = None) -> Tensor:
         parameters = list(self.model.parameters())
-        gradients = torch.autograd.grad(self.model(x).square().mean(), parameters)
+        gradients = torch.autograd.grad((model or self.model)(x).square().mean(), parameters)
         with torch.no_grad():
             for parameter, gradient in zip(parameters, gradients, strict=True):
                 parameter.sub_(gradient * 0.1)
         return gradients[0].clone()
-
-
-class Outside(Step):
-    def forward(self, x: Tensor) -> Tensor:
-        return self.model(x).square().mean()  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
@@ -86,33 +99,41 @@ class Case:
     module: Callable[[], nn.Module] = network
     hook: Any = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    steps: int = 0  # before the capture
 
 
 CASES = {
-    "buckets": Case(options={"bucket_cap_mb": 0.0001}),
+    "buckets": Case(options={"bucket_cap_mb": 0.00003}),
     "views of buckets": Case(options={"gradient_as_bucket_view": True}),
     "a hook that compresses": Case(hook=fp16_compress_hook),
+    "a built-in hook": Case(hook="FP16_COMPRESS"),
     "buffers of its own": Case(options={"broadcast_buffers": False}),
     "unused parameters": Case(module=Unused, options={"find_unused_parameters": True}),
+    "parameters that another rank uses": Case(module=UsedByRank, options={"find_unused_parameters": True}),
+    "a result that is not used": Case(module=Heads, options={"find_unused_parameters": True, "bucket_cap_mb": 0.00003}),
     "no_sync": Case(Accumulated),
     "gradients by hand": Case(ByHand),
+    "after two steps": Case(options={"bucket_cap_mb": 0.0001}, steps=2),
 }
-REFUSED = {
-    "a static graph": Case(options={"static_graph": True}),
+OUTSIDE = {
+    "a static graph": Case(options={"static_graph": True}, steps=1),
 }
 
 
 def program(name: str, rank: int, world: int, group: Any) -> Program:
-    """A step after two others, as the first ones rearrange buckets."""
-    case = {**CASES, **REFUSED}[name]
+    """A step of a module that, if it is new, reduces gradients in other buckets from its second step on."""
+    case = {**CASES, **OUTSIDE}[name]
     model = nn.parallel.DistributedDataParallel(case.module(), **case.options)
-    if case.hook is not None:
+    if isinstance(case.hook, str):
+        distributed: Any = torch.distributed  # does not export it
+        model._register_builtin_comm_hook(getattr(distributed.BuiltinCommHookType, case.hook))
+    elif case.hook is not None:
         model.register_comm_hook(None, case.hook)
     step = case.step(model)
     x = torch.arange(24.0).view(6, 4).sin() + rank
-    for _ in range(2):
+    for _ in range(case.steps):
         step(x)
-    return Program(step, lambda call: (x + call,))
+    return Program(step, lambda call: (x + call,), calls=5)
 
 
 @pytest.mark.slow
@@ -122,9 +143,15 @@ def test_a_step_equals_eagers_on_each_rank(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", OUTSIDE)
 def test_what_a_graph_cannot_do_is_refused_on_each_rank(name: str) -> None:
     assert all("DistributedDataParallel" in message for message in refusals(partial(program, name)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*CASES, *OUTSIDE])
+def test_a_backward_outside_of_the_program_equals_eagers_on_each_rank(name: str) -> None:
+    assert_right(partial(program, name), system="forward")
 
 
 @pytest.mark.full
@@ -133,11 +160,10 @@ def test_a_step_equals_eagers_on_four_ranks(name: str) -> None:
     assert_right(partial(program, name), 4)
 
 
-def test_gradients_that_are_taken_outside_are_refused() -> None:
+def test_a_backward_that_would_reduce_unused_parameters_early_is_refused() -> None:
+    options = {"find_unused_parameters": True, "bucket_cap_mb": 0.00003}
     x = torch.ones(6, 4)
     with fake_world(2, 0):
-        captured = capture(Outside(nn.parallel.DistributedDataParallel(network())), (x,))
+        model = nn.parallel.DistributedDataParallel(Unused(), **options)  # type: ignore[arg-type]
         with pytest.raises(UnsupportedProgramError, match="DistributedDataParallel"):
-            captured(x).backward()
-        with torch.no_grad():
-            assert captured(x).item() > 0
+            capture(model, (x,))
