@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -32,6 +32,7 @@ from functionalize.refusals.calls import USED_BY_OTHER_THREAD
 from functionalize.refusals.gradients import REDUCED_OUTSIDE, UNUSED_OUTSIDE
 from functionalize.refusals.tensors import DATA_PARALLEL_OPTION, FULLY_SHARDED_MODULE, LEFT_SHARDED
 from functionalize.runtime.outputs.side_effects import AwaitedBackward
+from functionalize.tracing.fakeify import ending_at_inputs
 
 _LOGGER = SilentLogger()
 
@@ -40,6 +41,11 @@ def _check_inside(module: Any) -> None:
     """Raise where the program itself runs a backward that its own reducer could do, and that of a capture cannot."""
     if module.static_graph:
         raise DATA_PARALLEL_OPTION.error(option="static_graph=True and its backward")
+
+
+def _keeping(edge: Any, kept: dict[int, Any]) -> Any:
+    """Keep the gradient that reaches an edge, by the identity of the edge."""
+    return edge.node.register_prehook(lambda gradients: kept.update({id(edge): gradients[edge.output_nr]}))
 
 
 def _leaves_behind(tensors: Iterable[torch.Tensor]) -> set[int]:
@@ -69,6 +75,7 @@ class ParallelModules:
         self._buckets = {id(module): buckets_of(module) for module in self._modules}
         self._reducers: dict[int, Any] = {}
         self._sharded = shards_of(objects) if in_use else []
+        self._awaits = False  # whether a backward of sharded modules is to come
         for shards in self._sharded:
             if shards.problem is not None:
                 raise FULLY_SHARDED_MODULE.error(problem=shards.problem)
@@ -87,16 +94,22 @@ class ParallelModules:
     def check_left(self, returned: Any) -> None:
         """Raise where the program leaves records of sharded modules that no call can leave.
 
+        If their backward is to come, a call leaves sharded parameters, where eager may leave gathered ones until then.
+
         Raises:
-            UnsupportedProgramError: it does, or it returns what is differentiated by gathered parameters.
+            UnsupportedProgramError: it does.
         """
-        gathered = {id(tensor) for shards in self._sharded for tensor in shards.gathered}
-        if gathered:
+        if self._sharded:
             with DisableTorchFunction():
-                ends = [leaf.grad_fn for leaf in pytree.tree_leaves(returned) if isinstance(leaf, torch.Tensor)]
-            if any(id(getattr(function, "variable", None)) in gathered for function in functions_behind(ends)):
-                raise REDUCED_OUTSIDE.error()
+                reached = _leaves_behind(
+                    leaf for leaf in pytree.tree_leaves(returned) if isinstance(leaf, torch.Tensor)
+                )
+            self._awaits = any(id(leaf) in reached for shards in self._sharded for leaf in shards.leaves.values())
         for shards in self._sharded:
+            if self._awaits and shards.began_unreduced:
+                raise REDUCED_OUTSIDE.error(problem="which holds gradients that are not reduced")
+            if self._awaits:
+                shards.hide_gathered()
             if shards.problem is not None:
                 raise LEFT_SHARDED.error(problem=shards.problem)
 
@@ -141,14 +154,49 @@ class ParallelModules:
         """
         return any(reducer.rearranges for reducer in self._reducers.values())
 
-    def refuse_backward(self) -> None:
-        """Raise where autograd runs a backward after the program, and modules would communicate in it.
+    def gathered(self, sources: Sequence[Any]) -> list[Any]:
+        """Leaves and edges that autograd reaches in the places of others: gathered parameters for sharded ones."""
+        leaves = {key: leaf for shards in self._sharded for key, leaf in shards.leaves.items()} if self._awaits else {}
+        return [leaves.get(id(source), source) for source in sources]
+
+    @property
+    def buffers(self) -> Iterator[torch.Tensor]:
+        """What a backward of the modules may write to."""
+        return (buffer for shards in self._sharded for buffer in shards.buffers)
+
+    def gradients(self, targets: Any, sources: Sequence[Any], tangents: Any, *, create_graph: bool) -> Sequence[Any]:
+        """What `torch.autograd.grad` gives, but that of a sharded parameter is the one that its module reduces.
 
         Raises:
-            UnsupportedProgramError: the program has modules of `fully_shard`.
+            UnsupportedProgramError: a call cannot leave what the modules do, or the gradients are differentiated.
         """
-        if self._sharded:
-            raise REDUCED_OUTSIDE.error()
+        if not self._awaits:
+            return torch.autograd.grad(targets, sources, tangents, allow_unused=True, create_graph=create_graph)
+        if create_graph:
+            raise REDUCED_OUTSIDE.error(problem="twice")
+        leaves = [source for source in sources if isinstance(source, torch.Tensor)]
+        at_edges = dict[int, Any]()
+        hooks = [_keeping(edge, at_edges) for edge in sources if not isinstance(edge, torch.Tensor)]
+        with DisableTorchFunction():
+            before = [leaf.grad for leaf in leaves]
+            for leaf in leaves:
+                leaf.grad = None
+        for shards in self._sharded:
+            shards.show_gathered()
+        try:
+            with ending_at_inputs():
+                torch.autograd.backward(targets, tangents, inputs=self.gathered(sources))
+            if any(shards.has_unreduced or shards.gathered for shards in self._sharded):
+                raise REDUCED_OUTSIDE.error(problem="in a backward that does not reduce or reshard")
+            with DisableTorchFunction():
+                by_leaf = {id(leaf): leaf.grad for leaf in leaves}
+            return [by_leaf.get(id(source), at_edges.get(id(source))) for source in sources]
+        finally:
+            for hook in hooks:
+                hook.remove()
+            with DisableTorchFunction():
+                for leaf, gradient in zip(leaves, before, strict=True):
+                    leaf.grad = gradient
 
     def rows(self) -> Iterator[Patch]:
         """Have the modules find the reducers, and keep other threads from the records of sharded ones."""

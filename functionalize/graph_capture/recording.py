@@ -142,9 +142,7 @@ class RecordingSession:
         self.regions.again = partial(as_program, mode.context, symbolic=self._symbolic)
         finalizer = GraphFinalizer(mode.context, tracer, inputs, current_origin, self.factory.like, self.decider)
         states = [state.walk for state in self.states]
-        joint = JointTracer(
-            mode, tracer, self.fake_mode, self.regions, self.order, states, self.parallel.refuse_backward
-        )
+        joint = JointTracer(mode, tracer, self.fake_mode, self.regions, self.order, states, self.parallel)
         joint.begin(inputs)
         follow(mode.context)
 
@@ -154,7 +152,7 @@ class RecordingSession:
             self._dtypes.make_explicit(root)
             ended = finalizer.finalize(entries, returned, left, joint)
             refuse_shared(context, finalizer.handles, returned)
-            refuse_resized(context.graph, entries, finalizer.handles)
+            refuse_resized(context.graph, entries, finalizer.handles, freed=self.parallel.buffers)
             return ended
 
         try:

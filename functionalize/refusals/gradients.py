@@ -143,10 +143,9 @@ capture(lambda x: Noting.apply(x), (torch.ones(2, requires_grad=True),), gradien
 )
 REDUCED_OUTSIDE = Refusal(
     UnsupportedProgramError,
-    what="gradients are taken of a program that runs a module of `fully_shard`",
-    why="the module averages gradients over ranks while autograd accumulates them, and a backward outside of the "
-    "program would not",
-    hint="capture the whole training step, with its `backward()`; or run the program under torch.no_grad()",
+    what="gradients are taken of a program that runs a module of `fully_shard`, {problem}",
+    why="outside of the program, a backward gives parameters their reduced gradients, and changes nothing else",
+    hint="capture the whole training step, with its `backward()`",
     no_example="torch.distributed has to be initialized",
 )
 UNUSED_OUTSIDE = Refusal(

@@ -8,9 +8,11 @@ smaller than the originals.
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable, Iterator, Set
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -82,6 +84,7 @@ def _of_group(factory: FakeFactory, group: dict[int, torch.Tensor]) -> dict[int,
     return {key: factory.at(storage, tensor) for key, tensor in group.items()}
 
 
+_ENDING = ContextVar("_ENDING", default=False)
 BEYOND = "a backward runs into the operators that computed an example input"
 
 
@@ -93,8 +96,19 @@ class _Fresh(torch.autograd.Function):
         return leaf.detach()
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-        raise RuntimeError(BEYOND)
+    def backward(ctx: Any, gradient: torch.Tensor) -> None:
+        if not _ENDING.get():
+            raise RuntimeError(BEYOND)
+
+
+@contextlib.contextmanager
+def ending_at_inputs() -> Iterator[None]:
+    """Have a backward end where it reaches example inputs."""
+    token = _ENDING.set(True)
+    try:
+        yield
+    finally:
+        _ENDING.reset(token)
 
 
 def fresh(leaf: torch.Tensor) -> torch.Tensor:

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
@@ -63,10 +64,16 @@ def _traced(function: Callable[..., Any], args: tuple[Any, ...]) -> Callable[...
     return traced
 
 
+def _with_captured_forward(step: Any, args: tuple[Any, ...]) -> Callable[..., Any]:
+    """A step that runs its model captured, and all else in eager."""
+    made = copy.copy(step)
+    made.captured = capture(step.model, args)
+    return made  # type: ignore[no-any-return]
+
+
 SYSTEMS: dict[str, Make] = {
     "capture": lambda function, args: capture(function, args),
-    # A step captures the forward of its model alone; the rest of it runs in eager.
-    "forward": lambda step, args: functools.partial(step, model=capture(step.model, args)),  # type: ignore[attr-defined]
+    "forward": _with_captured_forward,
     "make_fx": _traced,
     "dynamo": lambda function, args: torch.compile(function, backend="functionalize"),
 }
@@ -132,9 +139,9 @@ def assert_right(program: Makes, world: int = 2, system: str = "capture") -> Non
         assert outcome.verdict == "right", outcome.message
 
 
-def refusals(program: Makes) -> list[str]:
+def refusals(program: Makes, system: str = "capture") -> list[str]:
     """The messages of a program that is refused on each rank."""
-    outcomes = kept(2).outcomes(program)
+    outcomes = kept(2).outcomes(program, system)
     for outcome in outcomes:
         assert outcome.verdict == "refused", outcome.message
     return [outcome.message for outcome in outcomes]
@@ -226,7 +233,9 @@ def _equal(left: Any, right: Any) -> bool:
 
 
 def _same(left: Any, right: Any) -> bool:
-    if not isinstance(left, torch.Tensor):
-        return bool(left == right)
+    if not (isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor)):
+        return left is right or bool(left == right)
+    if isinstance(left, DTensor) and isinstance(right, DTensor):
+        return left.placements == right.placements and _same(left.to_local(), right.to_local())
     layout = left.dtype == right.dtype and left.size() == right.size() and left.stride() == right.stride()
     return layout and torch.allclose(left, right, rtol=0, atol=0, equal_nan=True)

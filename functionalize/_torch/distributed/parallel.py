@@ -8,8 +8,8 @@ Guarantees: a capture does not use the module's own reducer. Limits: torch's red
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -183,8 +183,9 @@ class ShardRecord:
 
     def drop(self) -> None:
         """Let it have no value."""
-        if self.name == "gathered":
-            self.owner.free_unsharded_param()
+        if self.name == "gathered":  # not freed: a backward may read it
+            vars(self.owner).pop("_unsharded_param", None)
+            self.owner.all_gather_outputs, self.owner._unsharded_inner_tensors = [], []
         elif self.name == "gradient":
             self.set(None)
 
@@ -229,6 +230,8 @@ class Shards:
         self._params = [param for group in state._fsdp_param_groups for param in group.fsdp_params]
         self._objects = [state, state._state_ctx, state._comm_ctx, *state._fsdp_param_groups, *self._params]
         self._before: list[_Record] = []
+        self._hidden: list[_Held] = []
+        self.began_unreduced = False
 
     @property
     def problem(self) -> str | None:
@@ -248,6 +251,41 @@ class Shards:
     def gathered(self) -> list[Tensor]:
         """The gathered parameters that the module holds now."""
         return [param._unsharded_param for param in self._params if _is_gathered(param)]
+
+    @property
+    def leaves(self) -> dict[int, Tensor]:
+        """The gathered parameters of the last forward, which autograd knows, by the identities of the sharded ones."""
+        last = ((param, vars(param).get("_unsharded_param")) for param in self._params)
+        return {id(param.sharded_param): gathered for param, gathered in last if gathered is not None}
+
+    @property
+    def buffers(self) -> Iterator[Tensor]:
+        """What a backward writes to, and frees: the memory of gathered parameters."""
+        for param in self._params:
+            yield from (*param.all_gather_outputs, *param._unsharded_inner_tensors)
+
+    @property
+    def has_unreduced(self) -> bool:
+        """Whether a backward has left gradients that it did not reduce."""
+        groups, records = self.state._fsdp_param_groups, (ShardRecord(param, "gradient") for param in self._params)
+        return any(group._partial_reduce_output is not None for group in groups) or any(r.is_there for r in records)
+
+    def hide_gathered(self) -> None:
+        """Have the modules hold sharded parameters, until :meth:`show_gathered`."""
+        self._hidden = [_Held.by(param) for param in self._params]
+        for held in self._hidden:
+            replace(held, state=type(held.state).SHARDED, value=held.param.sharded_param).put()
+        self._set_groups()
+
+    def show_gathered(self) -> None:
+        """Have the modules hold the parameters that they held."""
+        for held in self._hidden:
+            held.put()
+        self._set_groups()
+
+    def _set_groups(self) -> None:
+        for group in self.state._fsdp_param_groups:
+            group._sharded_state = next((param.sharded_state for param in group.fsdp_params), group._sharded_state)
 
     def initialize(self) -> None:
         """Let the module be the outermost of those below it, as its first forward does."""
@@ -277,12 +315,31 @@ class Shards:
             param.all_gather_outputs, param._unsharded_inner_tensors = [_buffer(param)] if gathered else [], []
             local = param.sharded_param._local_tensor.detach()
             param._sharded_param_data = local.as_strided(data.size(), data.stride(), data.storage_offset())
+        self.began_unreduced = self.has_unreduced
 
     def put_back(self) -> None:
         """Restore the records."""
         for record in self._before:
             record.restore()
         self._before = []
+
+
+@dataclass(frozen=True, eq=False)
+class _Held:
+    """What modules hold of a parameter: sharded, gathered, or shared by fewer ranks."""
+
+    param: Any
+    state: Any
+    value: Tensor
+
+    @classmethod
+    def by(cls, param: Any) -> _Held:
+        info = param._module_info
+        return cls(param, param.sharded_state, getattr(info.module, info.param_name))
+
+    def put(self) -> None:
+        self.param.sharded_state = self.state
+        self.param._setattr_on_modules(self.value)
 
 
 def shards_of(objects: Iterable[Any]) -> list[Shards]:

@@ -40,6 +40,7 @@ from functionalize.graph_capture.backward.gradient_hooks import ContainerSnapsho
 from functionalize.graph_capture.finish.outputs import OutputAnalysis
 from functionalize.graph_capture.inputs.inputs import TracedInput, WrapperInput, gradient_edge, is_leaf
 from functionalize.graph_capture.inputs.wrappers import frozen_wrapping
+from functionalize.graph_capture.parallel_modules import ParallelModules
 from functionalize.graph_capture.refusals.torch_errors import of_derivative
 from functionalize.graph_capture.trace.checkpointing import CheckpointRegions, copied
 from functionalize.graph_capture.trace.data_oracle import DecisionsOfGraph
@@ -135,13 +136,13 @@ class JointTracer:
         regions: CheckpointRegions,
         order: int,
         states: Sequence[StateWalk],
-        refuse_backward: Callable[[], None],
+        parallel: ParallelModules,
     ) -> None:
         """``order``: how often the program is differentiated, 0 for its forward alone.
 
-        ``states``: the objects that the program reaches; ``refuse_backward``: raises if it can have no gradients.
+        ``states``: the objects that the program reaches; ``parallel``: those that communicate in a backward.
         """
-        self._refuse_backward = refuse_backward
+        self._parallel = parallel
         self._mode, self._tracer, self._fake_mode, self.regions = mode, tracer, fake_mode, regions
         self.order, self._states = order, states
         self._grad_fns: dict[int, Any] = {}
@@ -291,7 +292,8 @@ class JointTracer:
                     level = self._next(level, tangents)
                 forward = set(graph.nodes)
                 with requiring(level.sources):
-                    reached = reaching([target.tensor for target in level.wanted.targets], level.sources)
+                    sources = self._parallel.gathered(level.sources)
+                    reached = reaching([target.tensor for target in level.wanted.targets], sources)
                 computed, incoming = self._gradients(level, tangents, create_graph=False)
                 written = [self._written(part) for tangent in incoming for part in tangent.parts]
             contents.check()
@@ -340,18 +342,13 @@ class JointTracer:
         with FunctionalizeFunctionMode(context), self._mode, requiring(level.sources), without_autocast():
             gradients: Sequence[Any] = [None] * len(level.sources)
             if targets and level.sources:
-                self._refuse_backward()
                 mode = self._fake_mode
                 with mode.sizes_count_at_the_end() if isinstance(mode, CaptureFakeMode) else contextlib.nullcontext():
-                    gradients = torch.autograd.grad(
-                        targets,
-                        level.sources,
-                        [tangent.tensor for tangent in incoming],
-                        allow_unused=True,
-                        create_graph=create_graph,
-                    )
+                    passed = [tangent.tensor for tangent in incoming]
+                    gradients = self._parallel.gradients(targets, level.sources, passed, create_graph=create_graph)
         check_devices(gradients, targets)
         own = set() if create_graph else {storage_key(part) for tangent in incoming for part in tangent.parts}
+        own |= {storage_key(buffer) for buffer in self._parallel.buffers}
         for key, base in context.graph.bases.items():
             outside = (key in writes or base.held is not None) and key not in own
             if outside and len(base.log) > writes.get(key, 0):

@@ -8,7 +8,7 @@ as fake storages have no bytes.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import torch
@@ -19,15 +19,19 @@ from functionalize.refusals.writes import STORAGE_RESIZED
 from functionalize.transform.epilogue import Input
 
 
-def refuse_resized(graph: AliasGraph, entries: Sequence[Input], handles: Sequence[torch.Tensor]) -> None:
+def refuse_resized(
+    graph: AliasGraph, entries: Sequence[Input], handles: Sequence[torch.Tensor], freed: Iterable[torch.Tensor]
+) -> None:
     """Raise where a program, which has run, has resized the storage of an input, or freed that of a result.
 
-    ``entries``: its inputs as they were; ``handles``: the tensors that the caller gets.
+    ``entries``: its inputs as they were; ``handles``: the tensors that the caller gets; ``freed``: those that a call
+    frees as well.
 
     Raises:
         UnsupportedProgramError: it has.
     """
-    for entry in entries:
+    also = set(map(storage_key, freed))
+    for entry in (entry for entry in entries if entry.storage not in also):
         base, tensor = graph.bases.get(entry.storage), entry.handle
         by_operator = base is not None and base.capacity is not None
         if not (by_operator or is_symbolic(tensor)) and storage_key(tensor) == entry.storage > 0:

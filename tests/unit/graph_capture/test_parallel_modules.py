@@ -53,15 +53,16 @@ class Heads(Unused):
 class Step(nn.Module):
     """A training step, as a module, so that its state is compared."""
 
+    captured: Any = None  # the model, if it alone is captured
+
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
 
-    def forward(self, x: Tensor, model: Any = None) -> Tensor:
-        """``model``: the captured one, if it alone is captured."""
+    def forward(self, x: Tensor) -> Tensor:
         self.optimizer.zero_grad()
-        result = (model or self.model)(x)
+        result = (self.captured or self.model)(x)
         loss = (result["loss"] if isinstance(result, dict) else result).square().mean()
         loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 0.5)
@@ -70,9 +71,9 @@ class Step(nn.Module):
 
 
 class Accumulated(Step):
-    def forward(self, x: Tensor, model: Any = None) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         self.optimizer.zero_grad()
-        run = model or self.model
+        run = self.captured or self.model
         with self.model.no_sync():
             run(x).square().mean().backward()
         loss = run(x * 2).square().mean()
@@ -82,9 +83,9 @@ class Accumulated(Step):
 
 
 class ByHand(Step):
-    def forward(self, x: Tensor, model: Any = None) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         parameters = list(self.model.parameters())
-        gradients = torch.autograd.grad((model or self.model)(x).square().mean(), parameters)
+        gradients = torch.autograd.grad((self.captured or self.model)(x).square().mean(), parameters)
         with torch.no_grad():
             for parameter, gradient in zip(parameters, gradients, strict=True):
                 parameter.sub_(gradient * 0.1)
