@@ -32,7 +32,7 @@ from functionalize.refusals.calls import USED_BY_OTHER_THREAD
 from functionalize.refusals.gradients import REDUCED_OUTSIDE, UNUSED_OUTSIDE
 from functionalize.refusals.tensors import DATA_PARALLEL_OPTION, FULLY_SHARDED_MODULE, LEFT_SHARDED
 from functionalize.runtime.outputs.side_effects import AwaitedBackward
-from functionalize.tracing.fakeify import ending_at_inputs
+from functionalize.tracing.fakeify import stopping_at_inputs
 
 _LOGGER = SilentLogger()
 
@@ -184,7 +184,7 @@ class ParallelModules:
         for shards in self._sharded:
             shards.show_gathered()
         try:
-            with ending_at_inputs():
+            with stopping_at_inputs():
                 torch.autograd.backward(targets, tangents, inputs=self.gathered(sources))
             if any(shards.has_unreduced or shards.gathered for shards in self._sharded):
                 raise REDUCED_OUTSIDE.error(problem="in a backward that does not reduce or reshard")

@@ -84,7 +84,7 @@ def _of_group(factory: FakeFactory, group: dict[int, torch.Tensor]) -> dict[int,
     return {key: factory.at(storage, tensor) for key, tensor in group.items()}
 
 
-_ENDING = ContextVar("_ENDING", default=False)
+_STOPS = ContextVar("_STOPS", default=False)
 BEYOND = "a backward runs into the operators that computed an example input"
 
 
@@ -97,18 +97,18 @@ class _Fresh(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> None:
-        if not _ENDING.get():
+        if not _STOPS.get():
             raise RuntimeError(BEYOND)
 
 
 @contextlib.contextmanager
-def ending_at_inputs() -> Iterator[None]:
-    """Have a backward end where it reaches example inputs."""
-    token = _ENDING.set(True)
+def stopping_at_inputs() -> Iterator[None]:
+    """Have a backward stop where it reaches example inputs."""
+    token = _STOPS.set(True)
     try:
         yield
     finally:
-        _ENDING.reset(token)
+        _STOPS.reset(token)
 
 
 def fresh(leaf: torch.Tensor) -> torch.Tensor:
