@@ -37,12 +37,13 @@ from functionalize._torch.tensors import SYMBOLS
 
 @contextlib.contextmanager
 def without_spec_warnings() -> Iterator[None]:
-    """While torch copies exported programs: it warns of its own pytree specs then.
+    """While torch copies exported programs: it warns of its own pytree specs then, and of nodes that it erases twice.
 
     Ignores only these warnings: filters belong to the process, and another thread may leave these behind.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r".*isinstance\(treespec, LeafSpec\)", FutureWarning)
+        warnings.filterwarnings("ignore", r"erase_node", UserWarning)
         yield
 
 

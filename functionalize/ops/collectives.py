@@ -88,6 +88,10 @@ _SYMMETRIC = (
     *("one_shot_all_reduce_copy_out", "one_shot_all_reduce_out", "reduce_scatter_out", "stream_write_value32_"),
     *("tile_reduce", "two_shot_all_reduce_", "two_shot_all_reduce_out"),
 )
+_SYMMETRIC_LATER = (
+    *("_low_contention_all_gather_ce_multicast", "_low_contention_all_gather_ce_multicast_out", "nccl_get_out"),
+    *("memcpy_to_multicast_", "nccl_all_to_all_nd", "nvshmem_get_out"),
+)
 _UNDECLARED = "it writes to its arguments or acts on other processes, but its schema does not say so"
 _WHO_SENDS = "who sends is known when the tensor has arrived, and the order in a graph would not be the program's"
 _REMOTE = "it reads and writes memory that other processes share, in an order that only its signals tell"
@@ -144,7 +148,15 @@ _ROWS = (
     Collective("fsdp::copy_", "copy_", Way.WRITE),
     *_refused("symm_mem", _SYMMETRIC, _REMOTE),
 )
-ROWS: Mapping[str, Collective] = {row.op: row for row in _ROWS}
+_OF_LATER_TORCH = (  # than the pinned version
+    *_refused("_c10d_functional", ["wait_tensors"], "in a graph each tensor is waited for by itself: `wait_tensor`"),
+    *_refused("c10d", ["gather_into_tensor_"], "it has no functional form: `gather` has one"),
+    Collective("fsdp::chunk_cat_mixed_dtype", "chunk_cat", Way.DECOMPOSED),
+    *_refused("fsdp", ["record_grad_output_stream"], "it acts on a stream of a GPU"),
+    *_refused("symm_mem", _SYMMETRIC_LATER, _REMOTE),
+)
+LATER: Mapping[str, Collective] = {row.op: row for row in _OF_LATER_TORCH}
+ROWS: Mapping[str, Collective] = {row.op: row for row in (*_ROWS, *_OF_LATER_TORCH)}
 
 
 @functools.cache

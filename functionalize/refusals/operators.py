@@ -58,7 +58,7 @@ OBJECT_SENT = Refusal(
 )
 GROUP_MADE = Refusal(
     UnsupportedProgramError,
-    what="the program makes a group of processes",
+    what="the program makes a group of processes, or a mesh of them",
     why="a graph communicates in the groups that exist when it is captured, and eager makes another one in each call",
     hint="make it before, and communicate in it",
     no_example="torch.distributed has to be initialized",

@@ -262,5 +262,11 @@ def kernel_of(op: Any) -> Any:
     from torch.distributed.fsdp._fully_shard import _fsdp_collectives as kernels
 
     name = op.name().removeprefix("fsdp::")
+    if name == "chunk_cat_mixed_dtype":  # of later versions of torch, in C++
+        return _chunk_cat_mixed_dtype
     names = {"all_gather_copy_in": "all_gather_copy_in_cuda"}  # it is the kernel of all devices
     return getattr(kernels, names.get(name, name))
+
+
+def _chunk_cat_mixed_dtype(tensors: Sequence[torch.Tensor], dim: int, num_chunks: int, *, out: torch.Tensor) -> None:
+    torch._chunk_cat([tensor.to(out.dtype) for tensor in tensors], dim, num_chunks, out=out)

@@ -196,9 +196,10 @@ def shard_records(state: Any) -> dict[str, ShardRecord]:
     for name in ("_states_to_forward_prefetch", "_states_to_backward_prefetch"):
         records[name] = ShardRecord(state, name)
     for place, group in enumerate(state._fsdp_param_groups):
-        records |= {f"{place}.{name}": ShardRecord(group, name) for name in _OPTIONS}
+        records |= {f"{place}.{name}": ShardRecord(group, name) for name in _OPTIONS if hasattr(group, name)}
         for number, param in enumerate(group.fsdp_params):
-            records |= {f"{place}.{number}.{name}": ShardRecord(param, name) for name in _OF_PARAMETERS}
+            names = (*_OF_PARAMETERS, *(name for name in _OPTIONS if name in vars(param)))  # these differ by version
+            records |= {f"{place}.{number}.{name}": ShardRecord(param, name) for name in names}
     return records
 
 
@@ -242,6 +243,8 @@ class Shards:
             return "offloads parameters to the CPU"
         if any(param.sharded_state.name == "SHARDED_POST_FORWARD" for param in self._params):
             return "holds parameters that are shared by fewer ranks, as a forward without a backward leaves them"
+        if any(getattr(group, "_partial_reduce_output_layout", None) for group in self.state._fsdp_param_groups):
+            return "holds gradients that are reduced in part, in a layout of its own (from torch 2.15 on)"
         extended = (param for param in self._params if hasattr(param._sharded_local_tensor, "fsdp_post_all_gather"))
         if any(map(_is_gathered, extended)):
             return "holds gathered parameters of a class with `fsdp_post_all_gather`"

@@ -57,15 +57,26 @@ def rows_for_processes() -> Iterator[Patch]:
     """Have the program raise `UnsupportedProgramError` where it sends objects to other processes, or makes a group."""
     distributed = torch.distributed
     if not (distributed.is_available() and distributed.is_initialized()):
-        return iter(())
+        return
     refused = {
         **dict.fromkeys((*_OF_OBJECTS, *_PICKLING), OBJECT_SENT.error),
         **dict.fromkeys(_MAKES_GROUP, GROUP_MADE.error),
     }
     owners = (distributed, distributed.distributed_c10d)
-    return _rows(
+    yield from _rows(
         _Call(owner, name, error) for owner in owners for name, error in refused.items() if hasattr(owner, name)
     )
+    yield Patch(distributed.device_mesh.DeviceMesh, "__init__", _refusing_own_groups)
+
+
+def _refusing_own_groups(begin: Callable[..., None]) -> Callable[..., None]:
+    @wraps(begin)
+    def made(mesh: Any, *args: Any, _init_backend: bool = True, **kwargs: Any) -> None:
+        if _init_backend:  # a slice has the groups of its mesh
+            raise GROUP_MADE.error()
+        begin(mesh, *args, _init_backend=_init_backend, **kwargs)
+
+    return made
 
 
 def _rows(calls: Any) -> Iterator[Patch]:

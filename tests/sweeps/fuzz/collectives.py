@@ -178,7 +178,7 @@ def _groups(rank: int, size: int) -> Sequence[Any]:
     """The groups that a rank uses: all ranks, all ranks once more, its pair of neighbours, and every second rank."""
     again = dist.new_group(list(range(size)))
     pairs = [dist.new_group([first, first + 1]) for first in range(0, size, 2)]
-    strided = [dist.new_group(list(range(first, size, 2))) for first in range(2)]
+    strided = [dist.new_group(list(range(first, size, 2))) for first in range(2)] if size > 2 else [again, again]
     return [dist.group.WORLD, again, pairs[rank // 2], strided[rank % 2]]
 
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Replicate
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
 
 from functionalize import capture
@@ -19,6 +19,7 @@ from functionalize._torch import pytree
 from functionalize._torch.distributed.worlds import AllRanks, fake_world
 from functionalize._torch.subclasses.sharding import forget_plans
 from functionalize.cli.ranks import rank_program
+from functionalize.errors import UnsupportedProgramError
 from functionalize.ops.collectives import ROWS, Way
 from functionalize.report import build, page
 from functionalize.runtime.calls.program import CapturedProgram
@@ -103,8 +104,10 @@ def test_each_twin_is_in_a_program() -> None:
 @pytest.mark.parametrize("computed", [False, True])
 def test_graphs_of_ranks_are_one_where_torch_computes_coordinates(computed: bool) -> None:
     words, weight, programs = torch.arange(16), torch.arange(64.0).view(16, 4), []
+    later: Any = torch.compiler.config  # has the option from torch 2.15 on
+    config = later if hasattr(later, "compile_on_one_rank") else torch.distributed.config
     for rank in reversed(range(4)):
-        with fake_world(4, rank), torch.distributed.config.patch(compile_on_one_rank=computed):
+        with fake_world(4, rank), config.patch(compile_on_one_rank=computed):
             forget_plans()
             table = nn.Embedding(16, 4)
             mesh = init_device_mesh("cpu", (4,), mesh_dim_names=("tp",))
@@ -175,3 +178,23 @@ def test_a_step_on_fake_parameters_of_two_axes_is_one_graph() -> None:
     assert {node.target.namespace for node in program.graph.nodes if hasattr(node.target, "namespace")} == {
         *("aten", "_c10d_functional", "profiler")
     }
+
+
+def test_a_mesh_that_the_program_makes_is_refused() -> None:
+    def run(x: Tensor) -> Any:
+        mesh = init_device_mesh("cpu", (2,))
+        return distribute_tensor(x, mesh, [Shard(0)], src_data_rank=None).to_local()
+
+    with fake_world(2, 0), pytest.raises(UnsupportedProgramError, match="makes a group of processes, or a mesh"):
+        capture(run, (torch.ones(4),))
+
+
+def test_a_slice_of_a_mesh_is_none_that_the_program_makes() -> None:
+    x = torch.arange(8.0)
+    with fake_world(4, 1):
+        whole = init_device_mesh("cpu", (2, 2), mesh_dim_names=("outer", "inner"))
+
+        def run(x: Tensor) -> Any:
+            return distribute_tensor(x, whole["inner"], [Shard(0)], src_data_rank=None).to_local() * 2
+
+        assert torch.equal(capture(run, (x,))(x), run(x))

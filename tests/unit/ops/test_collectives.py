@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from functionalize.ops.collectives import NAMESPACES, OWN, ROWS, Way, collective
+from functionalize.ops.collectives import LATER, NAMESPACES, OWN, ROWS, Way, collective
 from functionalize.ops.tables import live_row, overload
 
 
@@ -24,7 +24,7 @@ def operators() -> set[str]:
 
 def test_every_operator_of_the_namespaces_has_a_row() -> None:
     assert sorted(operators() - ROWS.keys()) == []
-    assert sorted(ROWS.keys() - operators()) == []
+    assert sorted(ROWS.keys() - operators() - LATER.keys()) == []
 
 
 def test_an_operator_without_a_row_is_an_error() -> None:
@@ -37,8 +37,8 @@ def test_an_operator_without_a_row_is_an_error() -> None:
 
 
 def test_rows_agree_with_schemas() -> None:
-    operators()
-    for row in ROWS.values():
+    there = operators()
+    for row in (row for row in ROWS.values() if row.op in there):
         op = overload(row.op)
         names = {argument.name for argument in op._schema.arguments}
         assert {row.written, row.read} - {None} <= names, row.op

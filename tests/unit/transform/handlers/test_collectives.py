@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed._functional_collectives
-from torch import Tensor, nn
+from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from functionalize import (
@@ -132,16 +132,6 @@ def test_functional_collectives() -> None:
     program = capture(func, (torch.ones(3),))
     assert_functional(program.graph_module, "mutations_and_views")
     torch.testing.assert_close(program(torch.ones(3)), torch.full((3,), 3.0))
-
-
-@pytest.mark.filterwarnings("ignore:.*(FSDP|NO_SHARD|CPU|device)")
-def test_a_forward_of_a_sharded_module_with_a_backward_outside_is_refused() -> None:
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
-    mesh = init_device_mesh("cpu", (1,))
-    with pytest.raises(UnsupportedProgramError, match="gradients are taken of a program that runs a module of"):
-        capture(fully_shard(nn.Linear(3, 3), mesh=mesh), (torch.ones(2, 3),))  # type: ignore[arg-type]
 
 
 def waited_in_place(x: Tensor) -> Any:
