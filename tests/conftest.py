@@ -23,6 +23,7 @@ SLOW_PAIRS = ((None, "mutations_and_views"), ("fake", "mutations"))
 
 # Which rows have their turn: others for each commit that `scripts/test` runs; without a seed always the same.
 TURN = int(os.environ.get("FUZZ_SEED", "0"))
+HALVED = ("tests/backends/", "tests/regressions/")  # folders whose tests take turns of two commits
 SLOW_COLLECTIONS = 3  # seconds, since the last time
 SAMPLES = 3  # rows of a table that quick checks run at most
 
@@ -115,9 +116,18 @@ def beyond_samples(items: list[pytest.Item]) -> list[pytest.Item]:
 
 
 def out_of_turn(items: list[pytest.Item]) -> list[pytest.Item]:
-    """The rows that `every(n)` leaves to the long run: all but one in n."""
-    marked = (item for item in items if item.get_closest_marker("every"))
-    tables = (sorted(rows, key=scattered) for rows in tables_of(marked))
+    """The rows that `every(n)` leaves to the long run: all but one in n.
+
+    In some folders each commit runs half of the other tests of a file.
+    """
+    halved: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.nodeid.startswith(HALVED) and not item.get_closest_marker("every"):
+            item.add_marker(pytest.mark.every(2))
+            halved.setdefault(item.nodeid.partition("::")[0], []).append(item)
+    inside = {id(item) for rows in halved.values() for item in rows}
+    marked = (item for item in items if item.get_closest_marker("every") and id(item) not in inside)
+    tables = (sorted(rows, key=scattered) for rows in (*tables_of(marked), *halved.values()))
     return [item for rows in tables for place, item in enumerate(rows) if place % turn_of(item)]
 
 
