@@ -39,7 +39,8 @@ CALLS_OTHER_KERNELS = _overloads("mvlgamma", "ldexp.Tensor", "angle", "_conj_phy
 SWAPS_OPERANDS = _overloads("rsub.Tensor", "rsub.Scalar")
 # Products of matrices and reductions: their results have the same strides, whatever strides their arguments have.
 IGNORES_STRIDES = _overloads(
-    *("mm", "addmm", "bmm", "baddbmm", "mv", "dot", "sum", "sum.dim_IntList", "mean", "mean.dim", "amax", "amin"),
+    *("mm", "addmm", "bmm", "baddbmm", "mv", "dot", "_grouped_mm"),
+    *("sum", "sum.dim_IntList", "mean", "mean.dim", "amax", "amin"),
     *("var.correction", "std.correction", "linalg_vector_norm", "logsumexp"),
 )
 # Copies of views: an operator that reads the copy may read the view instead.

@@ -79,8 +79,9 @@ def reaching(targets: Sequence[torch.Tensor], sources: Sequence[Any]) -> list[in
             passed = arriving.get((node, place), 0) if passes_on(node) else bits.get(node, 0)
             for table, key in ((bits, following), (arriving, (following, output))):
                 table[key] = table.get(key, 0) | passed
-    edges = [get_gradient_edge(source) if isinstance(source, torch.Tensor) else source for source in sources]
-    return [arriving.get((edge.node, edge.output_nr), 0) for edge in edges]
+    leaves = {id(node.variable): arriving.get((node, 0), 0) for node in order if hasattr(node, "variable")}
+    at = (leaves.get(id(s)) if isinstance(s, torch.Tensor) else arriving.get((s.node, s.output_nr)) for s in sources)
+    return [bits or 0 for bits in at]
 
 
 def refusals(targets: Mapping[int, torch.Tensor], sources: Sequence[Any]) -> dict[int, NoFormulaError]:
