@@ -135,6 +135,9 @@ _ROWS = (
     *_values("_c10d_functional", (*_FUNCTIONAL, *_FORMS)),
     *_values("_c10d_functional_autograd", _FUNCTIONAL),
     *_values("c10d_functional", (*_FUNCTIONAL, *_FORMS)),
+    Collective(
+        *(f"{OWN}::alltoall_base_", "all_to_all", Way.TWIN, "output", "input", "_c10d_functional::all_to_all_single")
+    ),
     *_values(OWN, ("reduce", "reduce_scatter", "gather", "scatter", "all_to_all", "barrier", "send", "receive")),
     *_refused("_c10d_functional", _IN_PLACE, "it is for compilers: in a graph the operator without `_` has its place"),
     Collective("_c10d_functional::wait_tensor", "wait", Way.WAIT),

@@ -44,6 +44,7 @@ class Program:
     arguments: Callable[[int], tuple[Any, ...]]
     calls: int = 3
     left: Callable[[], Any] = tuple  # what else is compared after a call
+    backward: bool = False  # whether gradients of the result are taken, outside of the program
 
 
 Makes = Callable[[int, int, Any], Program]  # of a rank, the size of the world, and its group
@@ -57,6 +58,7 @@ class Outcome:
     verdict: str
     message: str = ""
     captured: int = 0  # how often the capture has communicated: as often on all ranks
+    variants: int = 0  # of the captured program, after all calls
 
 
 def _traced(function: Callable[..., Any], args: tuple[Any, ...]) -> Callable[..., Any]:
@@ -183,7 +185,7 @@ def _outcome(program: Makes, make: Make, rank: int, world: int) -> Outcome:
         differences = list(_differences(eager, other, captured))
     except Exception as error:
         return Outcome("refused", str(error)) if in_words(error) else Outcome("error", traceback.format_exc())
-    return Outcome("wrong", "; ".join(differences)) if differences else Outcome("right", captured=moved)
+    return Outcome("wrong", "; ".join(differences)) if differences else Outcome("right", "", moved, len(getattr(captured, "variants", ())))
 
 
 def _differences(eager: Program, other: Program, captured: Callable[..., Any]) -> Iterator[str]:
@@ -201,6 +203,8 @@ def _call(program: Program, function: Callable[..., Any], call: int) -> Any:
     torch.manual_seed(call)
     try:
         returned = function(*args)
+        if program.backward:
+            returned.sum().backward()
     except Exception as error:
         if in_words(error):
             raise

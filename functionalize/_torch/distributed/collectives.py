@@ -152,6 +152,18 @@ def _flat_empty(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     return tensors[0].new_empty(sum(_lengths(tensors)))
 
 
+def of_symbols(method: Any) -> Any:
+    """The method of process groups that `all_to_all_single` calls, for splits that may be symbols, too."""
+
+    def all_to_all_single(group: Any, output: Any, input: Any, received: Any, sent: Any, *options: Any) -> Any:
+        if not any(isinstance(size, torch.SymInt) for size in (*received, *sent)):
+            return method(group, output, input, received, sent, *options)
+        op: Any = torch.ops.functionalize.alltoall_base_.default
+        return dist.Work.unbox(op(output, input, group.boxed(), received, sent))
+
+    return all_to_all_single
+
+
 def _barrier(group_name: str, device_ids: Sequence[int]) -> torch.Tensor:
     options = _options(dist.BarrierOptions, device_ids=[*device_ids])
     return _pending(torch.empty(0), _group(group_name).barrier(options))
@@ -196,6 +208,12 @@ _DEFINED: Sequence[tuple[str, Callable[..., Any], Callable[..., Any]]] = (
         lambda input, peer, tag, group_name: input.new_empty(0),
     ),
     ("receive(Tensor like, int peer, int tag, str group_name) -> Tensor", _receive, _like_first),
+    (  # not functional: that of c10d takes no symbols
+        "alltoall_base_(Tensor output, Tensor input, __torch__.torch.classes.c10d.ProcessGroup process_group, "
+        "SymInt[] output_split_sizes, SymInt[] input_split_sizes) -> __torch__.torch.classes.c10d.Work",
+        lambda *args: torch.ops.c10d.alltoall_base_(*args),
+        lambda output, *_: completed([output]),
+    ),
 )
 
 

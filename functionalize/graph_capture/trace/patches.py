@@ -13,6 +13,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
+from functionalize._torch.distributed.collectives import of_symbols
 from functionalize._torch.subclasses.sharding import PLANNER, dispatcher, planning_once
 from functionalize.graph_capture.inputs.tensor_attributes import TensorAttributes
 from functionalize.graph_capture.parallel_modules import ParallelModules
@@ -56,6 +59,7 @@ class RunPatches:
         """Methods of symbols and of loggers. A later row of a name builds on the earlier one."""
         yield from rows_for_methods(self.tracer, self.environment, self.texts, self.hashed)
         yield from self.texts.rows()
+        yield from rows_for_splits()
 
     def patches(self) -> Patches:
         """All rows, to be entered around the run."""
@@ -67,6 +71,12 @@ def rows_for_plans() -> Iterator[Patch]:
     cls = dispatcher()
     if cls is not None:
         yield Patch(cls, PLANNER, planning_once)
+
+
+def rows_for_splits() -> Iterator[Patch]:
+    """Have process groups take symbols for the splits of `all_to_all_single`: in C++ they take plain numbers."""
+    if torch.distributed.is_available():
+        yield Patch(torch.distributed.ProcessGroup, "all_to_all_single", of_symbols)
 
 
 @contextlib.contextmanager
