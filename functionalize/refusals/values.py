@@ -178,7 +178,7 @@ program(torch.tensor([1.0, -1.0]))
 SIZES_REJECTED = Refusal(
     DataDependentError,
     what="an operator of the graph rejects data-dependent sizes",
-    why=SIZES_BROKEN.why,
+    why=f"{SIZES_BROKEN.why}; it raised: {{error}}",
     hint=SIZES_BROKEN.hint,
     example="""
 program = capture(lambda x: x[x > 0].view(2, -1), (torch.ones(4),))

@@ -36,7 +36,10 @@ class Exchange(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        return None, Exchange.apply(ctx.group, gradients[0], ctx.sent, ctx.received), None, None
+        return None, exchange(ctx.group, gradients[0], ctx.sent, ctx.received), None, None
+
+
+exchange: Any = Exchange.apply
 
 
 class Experts(nn.Module):
@@ -68,7 +71,7 @@ class ByRank(Experts):
     """Rows that arrive are sorted by rank, then by expert: their chunks are sorted by expert, and back."""
 
     def exchanged(self, x: Tensor, received: list[int], sent: list[int]) -> Tensor:
-        return Exchange.apply(self.group, x, received, sent)  # type: ignore[no-any-return]
+        return exchange(self.group, x, received, sent)  # type: ignore[no-any-return]
 
     def forward(self, x: Tensor) -> Tensor:
         weights, choice = self.routed(x)
@@ -132,25 +135,12 @@ class Differentiable(ByRank):
         return nn_functional.all_to_all_single(out, x, received, sent, group=self.group)  # type: ignore[no-any-return]
 
 
-class Lists(ByRank):
-    """An `all_to_all` of lists of parts."""
-
-    def exchanged(self, x: Tensor, received: list[int], sent: list[int]) -> Tensor:
-        out = [x.new_empty(count, WIDTH) for count in received]
-        dist.all_to_all(out, list(x.split(sent)), group=self.group)
-        return torch.cat(out)
-
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.no_grad():
-            return super().forward(x)
-
-
 class TwoOfAll(Experts):
     """Each token goes to two experts; masks choose the rows, and their results are added up by position."""
 
     def forward(self, x: Tensor) -> Tensor:
         scores = self.router(x).softmax(-1)
-        weights, choice = scores.topk(2, dim=-1)
+        choice = scores.topk(2, dim=-1).indices
         mapping = torch.zeros_like(scores, dtype=torch.bool).scatter(1, choice, True).t().contiguous()
         tokens = torch.arange(x.size(0)).expand(mapping.size(0), -1).masked_select(mapping)
         kept = scores.t().contiguous().masked_select(mapping)
@@ -159,13 +149,13 @@ class TwoOfAll(Experts):
         dist.all_gather(everywhere, counts, group=self.group)
         table = torch.stack(everywhere)[:, self.rank * LOCAL : (self.rank + 1) * LOCAL].contiguous()
         sent, received = counts.view(self.world, LOCAL).sum(1).tolist(), table.sum(1).tolist()
-        rows = Exchange.apply(self.group, x[tokens], received, sent)
+        rows = exchange(self.group, x[tokens], received, sent)
         experts = torch.arange(LOCAL).repeat(self.world).repeat_interleave(table.flatten())
         out = torch.zeros_like(rows)
         for number, expert in enumerate(self.experts):
             places = (experts == number).nonzero().squeeze(1)
             out = out.index_add(0, places, expert(rows[places]))
-        back = Exchange.apply(self.group, out, sent, received)
+        back = exchange(self.group, out, sent, received)
         return torch.zeros_like(x).index_add(0, tokens, back * kept.unsqueeze(1))
 
 
@@ -180,19 +170,22 @@ class Padded(Experts):
         mask = nn.functional.one_hot(choice, LOCAL * self.world)
         place = ((mask.cumsum(0) - 1) * mask).sum(1)
         slots = torch.zeros(LOCAL * self.world * most, WIDTH).index_copy(0, choice * most + place, x)
-        rows = Exchange.apply(self.group, slots, None, None).view(self.world, LOCAL, most, WIDTH)
+        rows = exchange(self.group, slots, None, None).view(self.world, LOCAL, most, WIDTH)
         parts = [expert(rows[:, number]) for number, expert in enumerate(self.experts)]
-        back = Exchange.apply(self.group, torch.stack(parts, 1).view(-1, WIDTH), None, None)
+        back: Tensor = exchange(self.group, torch.stack(parts, 1).view(-1, WIDTH), None, None)
         return back[choice * most + place] * weights.unsqueeze(1)
 
 
 class Skipping(ByRank):
-    """An expert without tokens is left out: a decision, which differs by rank and call."""
+    """An expert without tokens is left out: a decision, which differs by rank and call.
+
+    If all are, one runs on no rows: without it the backward would communicate on other ranks alone.
+    """
 
     def computed(self, x: Tensor, counts: list[int]) -> Tensor:
         parts = x.split(counts)
         made = [expert(part) for expert, part in zip(self.experts, parts, strict=True) if part.size(0) > 0]
-        return torch.cat(made) if made else x
+        return torch.cat(made) if made else self.experts[0](x)
 
 
 class Step(nn.Module):
@@ -219,9 +212,16 @@ class Loss(Step):
 
 
 def tokens(rank: int, call: int) -> tuple[Tensor]:
-    """Tokens that are routed otherwise on each rank in each call; in some calls experts get none."""
+    """Tokens that are routed otherwise on each rank in each call: in some calls one rank gets all, or all but one."""
+    torch.manual_seed(call)
+    alike = 5 * torch.randn(WIDTH).expand(TOKENS, WIDTH)
     torch.manual_seed(100 * rank + call)
-    return (torch.randn(TOKENS, WIDTH) + (call % 3) * torch.randn(WIDTH),)
+    x = torch.randn(TOKENS, WIDTH)
+    if call // 2 % 3 == 1:
+        x = alike + 0.1 * x
+        if call // 2 % 6 == 1 and rank == 0:
+            x[0] = -x[0]
+    return (x,)
 
 
 def _program(of: Callable[..., nn.Module], backward: bool, rank: int, world: int, group: Any) -> Program:
@@ -239,7 +239,6 @@ def _loss(cls: type[Experts], *where: Any) -> nn.Module:
 EXPERTS: dict[str, Makes] = {
     "in place": partial(_program, InPlace, False),
     "later": partial(_program, Later, False),
-    "lists": partial(_program, Lists, False),
     "a step": partial(_program, partial(_step, ByRank), False),
     "a step of functional collectives": partial(_program, partial(_step, Functional), False),
     "gradients outside": partial(_program, partial(_loss, ByRank), True),

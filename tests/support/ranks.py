@@ -185,7 +185,11 @@ def _outcome(program: Makes, make: Make, rank: int, world: int) -> Outcome:
         differences = list(_differences(eager, other, captured))
     except Exception as error:
         return Outcome("refused", str(error)) if in_words(error) else Outcome("error", traceback.format_exc())
-    return Outcome("wrong", "; ".join(differences)) if differences else Outcome("right", "", moved, len(getattr(captured, "variants", ())))
+    return (
+        Outcome("wrong", "; ".join(differences))
+        if differences
+        else Outcome("right", "", moved, len(getattr(captured, "variants", ())))
+    )
 
 
 def _differences(eager: Program, other: Program, captured: Callable[..., Any]) -> Iterator[str]:

@@ -62,7 +62,7 @@ def assuming_sizes(metadata: ProgramMetadata, compute: Compute, inputs: list[Any
     except (Diverged, UnsupportedMutationError):
         raise
     except (RuntimeError, IndexError) as error:
-        raise SIZES_REJECTED.error() from error
+        raise SIZES_REJECTED.error(error=error) from error
     bindings = metadata.symbols.bind(inputs, computed.results)
     for condition in metadata.symbols.asserted:
         if not bindings.holds(condition):

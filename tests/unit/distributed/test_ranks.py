@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import pytest
 
 from tests.support.communicating import BRANCHING, PROGRAMS, REFUSED, RIGHT
+from tests.support.experts import EXPERTS
 from tests.support.ranks import assert_right, kept, refusals
 from tests.sweeps.fuzz.collectives import program
 
@@ -44,6 +45,20 @@ def test_a_program_without_a_functional_form_is_refused_on_each_rank(name: str) 
 @pytest.mark.parametrize("name", RIGHT)
 def test_a_captured_program_does_what_eager_does_on_four_ranks(name: str) -> None:
     assert_right(PROGRAMS[name], 4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EXPERTS)
+def test_one_capture_serves_all_splits_that_data_decides(name: str) -> None:
+    for outcome in kept(2).outcomes(EXPERTS[name]):
+        assert outcome.verdict == "right", outcome.message
+        assert outcome.variants == 1 or name == "skipping"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", EXPERTS)
+def test_experts_on_four_ranks_do_what_eager_does(name: str) -> None:
+    assert_right(EXPERTS[name], 4)
 
 
 @pytest.mark.slow

@@ -43,6 +43,33 @@ def test_a_collective_that_writes_becomes_one_that_returns() -> None:
     assert "all_reduce.default(mul, 'sum', '0')" in reads_as
 
 
+def exchanged(x: Tensor, counts: Tensor) -> Tensor:
+    splits = counts.tolist()
+    out = x.new_empty(sum(splits), 2)
+    dist.all_to_all_single(out, x[: sum(splits)], splits, splits)
+    return out
+
+
+def test_splits_that_data_decides_are_symbols_of_the_graph() -> None:
+    x = torch.arange(8.0).view(4, 2)
+    program = capture(exchanged, (x, torch.tensor([3])))
+    for count in (4, 1, 0, 2):
+        assert torch.equal(program(x, torch.tensor([count])), x[:count])
+    assert len(program.variants) == 1
+    lines = program.graph_module.code.split("counts):\n")[1].splitlines()
+    assert [line.partition(";")[0].strip().replace("torch.ops.", "") for line in lines] == [
+        "select_copy = aten.select_copy.int(counts, 0, 0)",
+        "_local_scalar_dense = aten._local_scalar_dense.default(select_copy)",
+        "add_1 = 0 + _local_scalar_dense",
+        "slice_copy = aten.slice_copy.Tensor(x, 0, 0, add_1, 1)",
+        "all_to_all_single = _c10d_functional.all_to_all_single.default("
+        "slice_copy, [_local_scalar_dense], [_local_scalar_dense], '0')",
+        "wait_tensor = _c10d_functional.wait_tensor.default(all_to_all_single)",
+        "return (wait_tensor,)",
+        "",
+    ]
+
+
 def test_a_graph_with_collectives_that_write_is_not_functional() -> None:
     graph = make_fx(reduced, tracing_mode="fake")(torch.ones(3))
     with pytest.raises(NotFunctionalError, match=r"c10d::allreduce_: it writes"):
