@@ -54,6 +54,15 @@ program = capture(lambda x: f"{x.sum():.1f}", (torch.ones(2),), cache_size=1)
 program(torch.zeros(2))
 """,
 )
+WAYS_VARY = Refusal(
+    NotCapturedWarning,
+    what="the calls of a program that communicates take more than {bound} different ways through branches on tensor "
+    "values",
+    why="each way needs a separate variant, so the original runs for this call and for later ones like it: other ranks "
+    "would wait for a rank that raises",
+    hint="pass a larger cache_size; use torch.where or torch.cond; program.variants lists the ways",
+    no_example="it needs processes that communicate",
+)
 CHANGES_STATE_TWICE = Refusal(
     RuntimeError,
     what="the program changes Python state",

@@ -29,7 +29,6 @@ from functionalize.refusals.calls import (
     CALLED_IN_TRANSFORM,
     FAKES_NOT_ACCEPTED,
     NO_JOINT_GRAPH,
-    NUMBERS_VARY,
     PROGRAM_COPIED,
 )
 from functionalize.runtime.arguments import CallArguments
@@ -315,8 +314,10 @@ class CapturedProgram(Exports):
                 agreeing = specializations.agreeing(tried, answers_by_kind, arguments)
                 if agreeing is not None:
                     tried.append(agreeing.specialization)
-                elif specializations.are_too_many_floats(call_kind, answers_by_kind[call_kind]):
-                    break
+                else:
+                    reason = specializations.without_variant(call_kind, answers_by_kind[call_kind])
+                    if reason is not None:
+                        break
                 another = specializations.another(agreeing, call_kind, answers_by_kind[call_kind], arguments)
             if another is None:  # the program itself raises on this branch, perhaps after writes
                 return run_as_written(self.original, arguments.args, arguments.kwargs)
@@ -326,11 +327,7 @@ class CapturedProgram(Exports):
             except Diverged as error:
                 answers_by_kind[call_kind] = error.answers
             tried.append(chosen)
-        return self._as_written(arguments)
-
-    def _as_written(self, arguments: CallArguments) -> Any:
-        """The original's result: the program passes data-dependent floats to code that takes only Python numbers."""
-        warnings.warn(NUMBERS_VARY.error(bound=self._specializations.cache_size), stacklevel=5)
+        warnings.warn(reason.error(bound=specializations.cache_size), stacklevel=4)
         return run_as_written(self.original, arguments.args, arguments.kwargs)
 
     @property

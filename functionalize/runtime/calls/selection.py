@@ -20,9 +20,13 @@ from functionalize.errors import (
     DataDependentError,
     GradientMismatchError,
     InputMismatchError,
+    NotCapturedWarning,
     NumberMismatchError,
     StateMismatchError,
 )
+from functionalize.ops.collectives import starts
+from functionalize.refusals.calls import NUMBERS_VARY, WAYS_VARY
+from functionalize.refusals.refusal import Refusal
 from functionalize.refusals.values import OTHER_BRANCH_AGAIN, TOO_MANY_VARIANTS
 from functionalize.runtime.arguments import CallArguments
 from functionalize.runtime.autograd.partition import PartitionFn
@@ -147,9 +151,17 @@ class Specializations:
         self.use(chosen.specialization)  # before another thread looks for it
         return chosen
 
-    def are_too_many_floats(self, call_kind: object, answers: Answers) -> bool:
-        """Whether the limit of variants is reached by a float that differs: each of its values needs a variant."""
-        return type(answers[-1]) is float and len(self._variants(call_kind)) >= self.cache_size
+    def without_variant(self, call_kind: object, answers: Answers) -> Refusal[NotCapturedWarning] | None:
+        """Why the original runs where the limit of variants is reached; None if it is not, or the call is refused.
+
+        Each value of a float needs a variant. A rank that raises would leave other ranks waiting for its collectives.
+        """
+        if len(self._variants(call_kind)) < self.cache_size:
+            return None
+        if type(answers[-1]) is float:
+            return NUMBERS_VARY
+        nodes = (node for specialization in self.kept for node in specialization.recorded.graph.nodes)
+        return WAYS_VARY if any(starts(node.target) for node in nodes) else None
 
     def _variants(self, call_kind: object) -> list[Specialization]:
         return [specialization for specialization in self.kept if specialization.kind is call_kind]

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from functionalize import (
+    NotCapturedWarning,
     NotFunctionalError,
     UnsupportedMutationError,
     UnsupportedProgramError,
@@ -68,6 +69,23 @@ def test_splits_that_data_decides_are_symbols_of_the_graph() -> None:
         "return (wait_tensor,)",
         "",
     ]
+
+
+def test_a_call_beyond_the_limit_of_variants_runs_the_original_as_other_ranks_wait() -> None:
+    def func(x: Tensor) -> Tensor:
+        y = x * 2
+        dist.all_reduce(y)
+        y = y + 1 if y.sum() > 0 else y - 1
+        dist.all_reduce(y)
+        return y
+
+    x = torch.ones(3)
+    program = capture(func, (x,), cache_size=1)
+    before = dist.group.WORLD._get_sequence_number_for_group()
+    with pytest.warns(NotCapturedWarning, match="more than 1 different ways"):
+        assert torch.equal(program(-x), torch.full((3,), -3.0))
+    assert torch.equal(program(x), torch.full((3,), 3.0))
+    assert dist.group.WORLD._get_sequence_number_for_group() - before == 4
 
 
 def test_a_graph_with_collectives_that_write_is_not_functional() -> None:
