@@ -56,7 +56,7 @@ class RunPatches:
             yield from rows_for_math(self.tracer)
 
     def rows_for_symbols(self) -> Iterator[Patch]:
-        """Methods of symbols and of loggers. A later row of a name builds on the earlier one."""
+        """Methods of symbols, of loggers and of process groups. A later row of a name builds on the earlier one."""
         yield from rows_for_methods(self.tracer, self.environment, self.texts, self.hashed)
         yield from self.texts.rows()
         yield from rows_for_splits()
