@@ -242,8 +242,10 @@ class Specialization:
         computed = None
         if not self.capture.runs_as_written:
             compute = self._compute or self._choose_stages(inputs, arguments)
-            with contextlib.suppress(RunAsWritten):
+            try:
                 computed = compute(inputs)
+            except RunAsWritten:
+                computed = None
         if computed is None:  # outside of the handler, so that an error of the program has no context
             return run_as_written(self.capture.original, arguments.args, arguments.kwargs)
         leaves = self._finish(inputs, [self.capture.state, arguments], computed)
