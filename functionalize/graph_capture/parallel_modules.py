@@ -104,7 +104,8 @@ class ParallelModules:
                 reached = _leaves_behind(
                     leaf for leaf in pytree.tree_leaves(returned) if isinstance(leaf, torch.Tensor)
                 )
-            self._awaits = any(id(leaf) in reached for shards in self._sharded for leaf in shards.leaves.values())
+            leaves = (leaf for shards in self._sharded if shards.has_run_forward for leaf in shards.leaves.values())
+            self._awaits = any(id(leaf) in reached for leaf in leaves)
         for shards in self._sharded:
             if self._awaits and shards.began_unreduced:
                 raise REDUCED_OUTSIDE.error(problem="which holds gradients that are not reduced")

@@ -256,6 +256,11 @@ class Shards:
         return [param._unsharded_param for param in self._params if _is_gathered(param)]
 
     @property
+    def has_run_forward(self) -> bool:
+        """Whether the last forward has had no backward."""
+        return any(group._post_forward_indices for group in self.state._fsdp_param_groups)
+
+    @property
     def leaves(self) -> dict[int, Tensor]:
         """The gathered parameters of the last forward, which autograd knows, by the identities of the sharded ones."""
         last = ((param, vars(param).get("_unsharded_param")) for param in self._params)
