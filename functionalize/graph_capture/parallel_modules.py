@@ -27,6 +27,7 @@ from functionalize._torch.distributed.parallel import (
     unsupported_option,
 )
 from functionalize.patches import Patch
+from functionalize.python_state.reconstruct import ObjectRef
 from functionalize.reachability import functions_behind
 from functionalize.refusals.calls import USED_BY_OTHER_THREAD
 from functionalize.refusals.gradients import REDUCED_OUTSIDE, UNUSED_OUTSIDE
@@ -122,10 +123,13 @@ class ParallelModules:
             buckets = [[fakes[id(parameter)] for parameter in bucket] for bucket in self._buckets[id(module)]]
             self._reducers[id(module)] = traced_reducer(module, buckets, _check_inside)
 
-    def awaited(self, returned: Any, seen: Iterable[Any], describe: Callable[[Any], Any]) -> list[AwaitedBackward]:
+    def awaited(
+        self, returned: Any, seen: Sequence[Iterable[Any]], describe: Callable[[Any], Any]
+    ) -> list[AwaitedBackward]:
         """The modules whose backward is to come when the program has ended.
 
-        ``seen``: the objects of its state; ``describe``: how a call makes a tensor that the program returns.
+        ``seen``: the objects of its state, and of its arguments; ``describe``: how a call makes a tensor that the
+        program returns.
 
         Raises:
             UnsupportedProgramError: a call could not tell which parameters the module does not use.
@@ -133,7 +137,9 @@ class ParallelModules:
         waiting = {key: reducer for key, reducer in self._reducers.items() if not reducer.begun.is_set()}
         if not waiting:
             return []
-        numbers = {id(value): number for number, value in enumerate(seen)}
+        places = {
+            id(value): ObjectRef(n, number) for n, walked in enumerate(seen) for number, value in enumerate(walked)
+        }
         left = list[AwaitedBackward]()
         for module in (module for module in self._modules if id(module) in waiting):
             outputs = list[Any]()
@@ -144,7 +150,7 @@ class ParallelModules:
                 buckets = [set(map(id, bucket)) for bucket in waiting[id(module)].buckets]
                 if not used <= reached or any(used.isdisjoint(bucket) for bucket in buckets):
                     raise UNUSED_OUTSIDE.error()
-            left.append(AwaitedBackward(numbers[id(module)], tuple(map(describe, outputs))))
+            left.append(AwaitedBackward(places[id(module)], tuple(map(describe, outputs))))
         return left
 
     @property

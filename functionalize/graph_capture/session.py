@@ -99,7 +99,7 @@ class CaptureSession(RecordingSession):
             remove_views=remove_views,
             symbolic=symbolic,
             order=request.order,
-            parallel=ParallelModules(inputs.state.seen),
+            parallel=ParallelModules([*inputs.state.seen, *inputs.arguments.seen]),
         )
 
         def with_symbols(tensor: torch.Tensor) -> torch.Tensor:
@@ -285,7 +285,7 @@ class CaptureSession(RecordingSession):
         objects.texts = texts
         changes, steps = effects.side_effects(objects, returned), self._steps.described(objects.reconstruction)
         describe = functools.partial(objects.reconstruction, path="a result")
-        awaited = self.parallel.awaited(returned, self._inputs.state.seen, describe)
+        awaited = self.parallel.awaited(returned, [state.walk.seen for state in self.states], describe)
         left = LeftInObjects(changes, steps, texts.described(objects.reconstruction), awaited)
         self._numbers.check_kept(objects.is_reached)
         self._generators.make_in_graph(self.recorder.tracer.graph)

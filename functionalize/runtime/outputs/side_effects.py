@@ -123,12 +123,12 @@ class ScheduleStep:
 class AwaitedBackward:
     """A forward of DistributedDataParallel whose backward comes after the call, where the module's own reducer acts."""
 
-    number: int  # of the module, on the walk over the program's state
+    module: ObjectRef
     outputs: tuple[Any, ...]  # how the tensors are made from which it finds unused parameters
 
     def apply(self, states: Sequence[Walked], maker: Maker) -> None:
         """Prepare the reducer of a call's own module."""
-        await_backward(states[0].objects[self.number].value, list(map(maker.make, self.outputs)))
+        await_backward(maker.make(self.module), list(map(maker.make, self.outputs)))
 
 
 @dataclass(frozen=True)

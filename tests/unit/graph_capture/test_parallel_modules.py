@@ -168,3 +168,24 @@ def test_a_backward_that_would_reduce_unused_parameters_early_is_refused() -> No
         model = nn.parallel.DistributedDataParallel(Unused(), **options)  # type: ignore[arg-type]
         with pytest.raises(UnsupportedProgramError, match="DistributedDataParallel"):
             capture(model, (x,))
+
+
+@pytest.mark.parametrize("step", [False, True])
+def test_a_module_may_be_an_argument(group_of_one: None, *, step: bool) -> None:
+    def run(model: Any, x: Tensor) -> Tensor:
+        loss = model(x).square().mean()
+        if step:
+            loss.backward()
+        return loss  # type: ignore[no-any-return]
+
+    x = torch.arange(24.0).view(6, 4).sin()
+    eager, model = (nn.parallel.DistributedDataParallel(network()) for _ in range(2))
+    captured = capture(run, (model, x))
+    for _ in range(4):
+        losses = run(eager, x), captured(model, x)
+        if not step:
+            for loss in losses:
+                loss.backward()
+        assert torch.equal(*losses)
+        for parameter, other in zip(eager.parameters(), model.parameters(), strict=True):
+            assert torch.equal(parameter.grad, other.grad)  # type: ignore[arg-type]
