@@ -23,7 +23,7 @@ SLOW_PAIRS = ((None, "mutations_and_views"), ("fake", "mutations"))
 
 # Which rows have their turn: others for each commit that `scripts/test` runs; without a seed always the same.
 TURN = int(os.environ.get("FUZZ_SEED", "0"))
-HALVED = ("tests/backends/", "tests/regressions/")  # folders whose tests take turns of two commits
+HALVED = ("tests/backends/", "tests/regressions/", "tests/sweeps/")  # folders whose tests take turns of two commits
 SLOW_COLLECTIONS = 3  # seconds, since the last time
 SAMPLES = 3  # rows of a table that quick checks run at most
 

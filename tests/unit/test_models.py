@@ -110,6 +110,7 @@ INDUCTOR = {"fallback_random": True, "layout_optimization": False}
 @pytest.mark.slow(seconds=30)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 @pytest.mark.skipif(shutil.which("c++") is None, reason="inductor needs a C++ compiler, c++")
+@pytest.mark.every(2)
 @pytest.mark.parametrize("model", COMPILED)
 def test_captured_graph_runs_under_inductor(model: Model) -> None:
     func, inputs = model.build()

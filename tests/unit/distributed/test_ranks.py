@@ -36,6 +36,7 @@ def test_a_compiled_program_does_what_eager_does_on_each_rank(name: str) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_program_without_a_functional_form_is_refused_on_each_rank(name: str) -> None:
     refusals(PROGRAMS[name])
@@ -48,6 +49,7 @@ def test_a_captured_program_does_what_eager_does_on_four_ranks(name: str) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", EXPERTS)
 def test_one_capture_serves_all_splits_that_data_decides(name: str) -> None:
     for outcome in kept(2).outcomes(EXPERTS[name]):
@@ -63,7 +65,7 @@ def test_experts_on_four_ranks_do_what_eager_does(name: str) -> None:
 
 @pytest.mark.slow
 def test_random_programs_communicate_as_often_as_in_eager() -> None:
-    assert _finds([0, 6, 21, 194]) == []
+    assert _finds([6, 194]) == []
 
 
 @pytest.mark.full

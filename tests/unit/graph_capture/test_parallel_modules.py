@@ -138,6 +138,7 @@ def program(name: str, rank: int, world: int, group: Any) -> Program:
 
 
 @pytest.mark.slow
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", CASES)
 def test_a_step_equals_eagers_on_each_rank(name: str) -> None:
     assert_right(partial(program, name))
@@ -150,6 +151,7 @@ def test_what_a_graph_cannot_do_is_refused_on_each_rank(name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", [*CASES, *OUTSIDE])
 def test_a_backward_outside_of_the_program_equals_eagers_on_each_rank(name: str) -> None:
     assert_right(partial(program, name), system="forward")

@@ -323,12 +323,14 @@ def saved(rank: int, world: int, group: Any) -> Program:
 
 
 @pytest.mark.slow
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", CASES)
 def test_a_step_equals_eagers_on_each_rank(name: str) -> None:
     assert_right(partial(program, name))
 
 
 @pytest.mark.slow
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", [name for name in CASES if CASES[name].step not in UNREDUCED])
 def test_a_backward_outside_of_the_program_equals_eagers_on_each_rank(name: str) -> None:
     assert_right(partial(program, name), system="forward")
