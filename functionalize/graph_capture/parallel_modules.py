@@ -21,6 +21,7 @@ from functionalize._torch.distributed.parallel import (
     SilentLogger,
     buckets_of,
     is_data_parallel,
+    leaves_unused,
     shards_of,
     traced_reducer,
     unasked_versions,
@@ -36,12 +37,6 @@ from functionalize.runtime.outputs.side_effects import AwaitedBackward
 from functionalize.tracing.fakeify import stopping_at_inputs
 
 _LOGGER = SilentLogger()
-
-
-def _check_inside(module: Any) -> None:
-    """Raise where the program itself runs a backward that its own reducer could do, and that of a capture cannot."""
-    if module.static_graph:
-        raise DATA_PARALLEL_OPTION.error(option="static_graph=True and its backward")
 
 
 def _keeping(edge: Any, kept: dict[int, Any]) -> Any:
@@ -121,7 +116,7 @@ class ParallelModules:
             shards.begin(FirstForward)
         for module in self._modules:
             buckets = [[fakes[id(parameter)] for parameter in bucket] for bucket in self._buckets[id(module)]]
-            self._reducers[id(module)] = traced_reducer(module, buckets, _check_inside)
+            self._reducers[id(module)] = traced_reducer(module, buckets)
 
     def awaited(
         self, returned: Any, seen: Sequence[Iterable[Any]], describe: Callable[[Any], Any]
@@ -132,8 +127,12 @@ class ParallelModules:
         program returns.
 
         Raises:
-            UnsupportedProgramError: a call could not tell which parameters the module does not use.
+            UnsupportedProgramError: a call could not tell which parameters the module does not use; or a backward in
+                the program has not used all, which only the module's own reducer knows.
         """
+        static = (self._reducers[id(module)] for module in self._modules if module.static_graph and self._reducers)
+        if any(leaves_unused(reducer) for reducer in static):
+            raise DATA_PARALLEL_OPTION.error(option="static_graph=True, and a backward that leaves parameters unused")
         waiting = {key: reducer for key, reducer in self._reducers.items() if not reducer.begun.is_set()}
         if not waiting:
             return []

@@ -107,7 +107,7 @@ DATA_PARALLEL_OPTION = Refusal(
     UnsupportedProgramError,
     what="a module of DistributedDataParallel is captured with {option}",
     why="its reducer keeps other records with this option, which a captured program does not update",
-    hint="wrap the module without this option; with static_graph=True, capture the module alone, after a first step",
+    hint="wrap the module without this option; with static_graph=True, capture after a first step, or the module alone",
     no_example=_PROCESSES,
 )
 SHARDED_MODULE = Refusal(

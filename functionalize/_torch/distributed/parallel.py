@@ -49,8 +49,8 @@ class _WithFixedBuckets:
         super().prepare_for_backward(outputs)  # type: ignore[misc]
 
 
-def traced_reducer(module: Any, buckets: Sequence[Sequence[Tensor]], begin: Callable[[Any], None]) -> Any:
-    """A reducer of the present parameters of a module; ``begin`` is called with the module as a backward begins."""
+def traced_reducer(module: Any, buckets: Sequence[Sequence[Tensor]]) -> Any:
+    """A reducer of the present parameters of a module."""
     dist: Any = torch.distributed  # Reducer is private
     parameters, sparse = module._build_params_for_reducer()
     places = {id(parameter): place for place, parameter in enumerate(parameters)}
@@ -77,14 +77,18 @@ def traced_reducer(module: Any, buckets: Sequence[Sequence[Tensor]], begin: Call
     made.begun = begun = threading.Event()  # not `made`: hooks of autograd in C++ keep what they refer to
     begun.set()
 
-    def note(gradients: Any) -> None:
-        if not begun.is_set():
-            begun.set()
-            begin(module)
-
     for parameter in parameters:
-        get_gradient_edge(parameter).node.register_prehook(note)
+        get_gradient_edge(parameter).node.register_prehook(lambda gradients: begun.set())
     return made
+
+
+def leaves_unused(reducer: Any) -> bool:
+    """Whether a backward has given some parameters no gradients, so that their buckets are not reduced."""
+    try:
+        reducer._check_reducer_finalized()
+    except RuntimeError:
+        return True
+    return False
 
 
 def _builtin_hooks(module: Any) -> list[tuple[Any, Any]]:

@@ -115,9 +115,10 @@ CASES = {
     "no_sync": Case(Accumulated),
     "gradients by hand": Case(ByHand),
     "after two steps": Case(options={"bucket_cap_mb": 0.0001}, steps=2),
+    "a static graph": Case(options={"static_graph": True, "bucket_cap_mb": 0.0001}, steps=1),
 }
 OUTSIDE = {
-    "a static graph": Case(options={"static_graph": True}, steps=1),
+    "a static graph with unused parameters": Case(module=Unused, options={"static_graph": True}, steps=1),
 }
 
 
