@@ -20,6 +20,7 @@ from functionalize._torch.distributed.parallel import (
     Shards,
     SilentLogger,
     buckets_of,
+    finds_unused,
     is_data_parallel,
     leaves_unused,
     shards_of,
@@ -142,7 +143,7 @@ class ParallelModules:
         left = list[AwaitedBackward]()
         for module in (module for module in self._modules if id(module) in waiting):
             outputs = list[Any]()
-            if module.find_unused_parameters and not module.static_graph:
+            if finds_unused(module):
                 outputs = [leaf for leaf in pytree.tree_leaves(returned) if isinstance(leaf, torch.Tensor)]
                 with DisableTorchFunction():
                     used, reached = map(_leaves_behind, (waiting[id(module)].outputs, outputs))

@@ -25,6 +25,11 @@ def is_data_parallel(value: object) -> bool:
     return isinstance(value, torch.nn.parallel.DistributedDataParallel)
 
 
+def finds_unused(module: Any) -> bool:
+    """Whether each forward of a module finds the parameters that it does not use."""
+    return bool(module.find_unused_parameters and not module.static_graph)
+
+
 def buckets_of(module: Any) -> list[list[Tensor]]:
     """The parameters that are reduced together, in the order of the collectives, as they are now."""
     return [bucket.parameters() for bucket in module.reducer._get_zeros_like_grad_buckets()]
@@ -61,7 +66,7 @@ def traced_reducer(module: Any, buckets: Sequence[Sequence[Tensor]]) -> Any:
         module.process_group,
         sparse,
         module.bucket_bytes_cap,
-        module.find_unused_parameters,
+        finds_unused(module),
         module.gradient_as_bucket_view,
         {place: str(place) for place in range(len(parameters))},
         module._bucket_config.first_bucket_bytes_cap,
@@ -73,7 +78,7 @@ def traced_reducer(module: Any, buckets: Sequence[Sequence[Tensor]]) -> Any:
     for hook, state in (*module._comm_hooks, *_builtin_hooks(module)):
         dist._register_comm_hook(made, state, hook)
     made.buckets = buckets
-    made.may_rearrange = not module._has_rebuilt_buckets and (module.static_graph or not module.find_unused_parameters)
+    made.may_rearrange = not (module._has_rebuilt_buckets or finds_unused(module))
     made.begun = begun = threading.Event()  # not `made`: hooks of autograd in C++ keep what they refer to
     begun.set()
 
