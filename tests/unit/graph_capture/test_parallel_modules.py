@@ -116,7 +116,7 @@ CASES = {
     "gradients by hand": Case(ByHand),
     "after two steps": Case(options={"bucket_cap_mb": 0.0001}, steps=2),
     "a static graph": Case(options={"static_graph": True, "bucket_cap_mb": 0.0001}, steps=1),
-    "a static graph, unused parameters sought": Case(options={"static_graph": True, "find_unused_parameters": True}, steps=1),
+    "a static graph of both": Case(options={"static_graph": True, "find_unused_parameters": True}, steps=1),
 }
 OUTSIDE = {
     "a static graph with unused parameters": Case(module=Unused, options={"static_graph": True}, steps=1),
