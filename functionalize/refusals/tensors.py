@@ -138,6 +138,21 @@ SCRIPT_MODULE = Refusal(
     hint="use the original module, without torch.jit",
     example="capture(torch.jit.trace(torch.nn.Linear(2, 2), torch.ones(2)), (torch.ones(2),))",
 )
+REACHED_TWICE = Refusal(
+    UnsupportedProgramError,
+    what="{tensor} and a tensor that shares its memory, where the program writes to one of the two",
+    why="a capture does not find the other where it is held, so neither would see what is written to the other",
+    hint="hold it in an attribute of a module, in a list or a dict, or pass it as an argument",
+    example="""
+state, x = torch.zeros(4), torch.ones(2)
+x.part = state[:2]
+def f(x):
+    state.add_(1)
+    return x.part * 2
+capture(f, (x,))
+""",
+)
+
 UNKNOWN_FAKE = Refusal(
     UnsupportedProgramError,
     what="a tensor of size {size} and {dtype}, {used}, is a fake tensor of unknown origin",

@@ -50,7 +50,7 @@ from functionalize.ops import tables
 from functionalize.ops.collectives import communicates
 from functionalize.python_state.reconstruct import GraphNumber, TensorRef
 from functionalize.reachability import nodes_behind
-from functionalize.refusals.tensors import WRAPPER_WRITTEN_WITH_GRADIENT
+from functionalize.refusals.tensors import REACHED_TWICE, WRAPPER_WRITTEN_WITH_GRADIENT
 from functionalize.runtime.autograd.joint import Backward, JointGraph
 from functionalize.runtime.calls.precheck import precheck_of
 from functionalize.runtime.calls.specialization import Recorded
@@ -224,7 +224,24 @@ class GraphFinalizer:
         own = {id(entry.fake) for entry in self.inputs if entry.fake is not None}
         others = [h for h in written if id(h) not in own and storage_key(h) not in storages]
         others += [h for h in self.objects.plain_handles if id(h) not in own and tracked_node(self.tracer, h) is None]
-        self.lifter.lift_attributes(written, others)
+        lifted = self.lifter.lift_attributes(written, others)
+        if lifted:
+            self._refuse_missed_writes([*lifted, *written])
+
+    def _refuse_missed_writes(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Raise if tensors that the program reached outside its inputs have the memory of inputs that it writes."""
+        entries = {
+            storage_key(entry.value): entry
+            for entry in self.inputs
+            if isinstance(entry.value, torch.Tensor) and entry.fake is not entry.value
+        }
+        for tensor in tensors:
+            entry = None if isinstance(tensor, FakeTensor) else entries.get(storage_key(tensor))
+            if entry is None:
+                continue
+            views = map(self.context.graph.find, (entry.fake, tensor))
+            if any(view is not None and view.base.log for view in views):
+                raise REACHED_TWICE.error(tensor=f"`{entry.target or entry.name}`")
 
     def _compute_nodes(self, backs: Sequence[WriteBack], entries: Sequence[Input]) -> None:
         """Compute the nodes of all outputs: the last inputs are lifted here, and keep their numbers."""

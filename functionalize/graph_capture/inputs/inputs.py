@@ -330,14 +330,18 @@ class ConstantLifter:
         self._lifted = 0
         self._takes_fakes = any(isinstance(entry.value, FakeTensor) for entry in inputs)
 
-    def lift_attributes(self, written: Iterable[torch.Tensor], others: Iterable[torch.Tensor]) -> None:
-        """Lift the tensors that the trace keeps as attributes, and those that are not in the graph yet."""
+    def lift_attributes(
+        self, written: Iterable[torch.Tensor], others: Iterable[torch.Tensor]
+    ) -> Sequence[torch.Tensor]:
+        """Lift, and return, the tensors that the trace keeps as attributes, and those that are not in the graph yet."""
         graph, root = self._tracer.graph, self._tracer.root
         writes = {id(tensor) for tensor in written}
         missing = {id(tensor): tensor for tensor in others}
+        lifted = [*missing.values()]
         for node in list(graph.find_nodes(op="get_attr")):
             value = getattr(root, str(node.target))
             if isinstance(value, torch.Tensor):
+                lifted.append(value)
                 written_too, user = missing.pop(id(value), None) is not None, next(iter(node.users), None)
                 node.replace_all_uses_with(self.lift(value, written_too, user))
                 graph.erase_node(node)
@@ -346,6 +350,7 @@ class ConstantLifter:
                 delattr(root, name)
         for identity, tensor in missing.items():
             self.lift(tensor, identity in writes)
+        return lifted
 
     def lift(self, value: torch.Tensor, written: bool, user: Node | None = None) -> Node:
         """A tensor's placeholder: a buffer if it is ``written``, else a constant. ``user``: a node that uses it."""

@@ -215,8 +215,16 @@ class Follower:
             tensor = slot.get()
             if type(tensor) not in TENSOR_TYPES:
                 self._name_class(tensor)
+            else:
+                self._open_attributes(tensor, slot.path)
             for hooks in gradient_hooks(tensor):
                 (self._state.open if self._hooked else self._state.watch)(hooks, f"{slot.path}: hooks")
+
+    def _open_attributes(self, tensor: torch.Tensor, path: str) -> None:
+        """Enter the tensors that somebody gave to a tensor as attributes (`p.main_grad`)."""
+        attributes = vars(tensor)
+        for name in [name for name, value in attributes.items() if isinstance(value, torch.Tensor)]:
+            self._state.walk(attributes, name, f"{path}.{name}")
 
     def _name_class(self, tensor: torch.Tensor) -> None:
         """Follow the class of a tensor if it is of the program's own: it has operators."""

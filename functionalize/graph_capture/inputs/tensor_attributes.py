@@ -40,6 +40,7 @@ class TensorAttributes:
     def __init__(self, inputs: Sequence[TracedInput]) -> None:
         self._inputs = [entry for entry in inputs if entry.fake is not None and entry.fake is not entry.value]
         self._of = {id(entry.fake): entry for entry in self._inputs if isinstance(entry.value, torch.Tensor)}
+        self._fakes = {id(entry.value): entry.fake for entry in self._inputs}
         self._own = [{*entry.fake.__dict__} for entry in self._inputs]
         self._asked = set[tuple[int, str]]()
         self.unused = set[int]()  # inputs, by the identities of their fakes, that the program has not used so far
@@ -103,7 +104,7 @@ class TensorAttributes:
             raise AttributeError(f"'Tensor' object has no attribute '{name}'")
         if not (isinstance(value, torch.Tensor) or _is_unchanging(value)):
             raise ATTRIBUTE_READ.error(name=name, tensor=_label(entry), kind=type(value).__name__)
-        return value
+        return self._fakes.get(id(value), value)
 
 
 def _is_unchanging(value: Any) -> bool:
