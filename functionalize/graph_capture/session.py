@@ -128,6 +128,7 @@ class CaptureSession(RecordingSession):
                 functools.partial(_example, inputs),
                 generators.before,
                 self.regions.drawn_again,
+                lambda: self.parallel.rearrange,
             )
             self.decider = Decider(self.recorder, self.regions, data, self._provenance.now, request.answers)
 

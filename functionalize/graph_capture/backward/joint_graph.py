@@ -439,8 +439,7 @@ class JointTracer:
             forget_unread(graph)
             taken = [n for n in taken if placeholders[n].users or (n in gradients and gradients[n].nodes)]
         for unused in (placeholders[number] for number in set(range(len(names))).difference(taken)):
-            for node in (*unused.users, unused):  # reads a number that nobody needs
-                graph.erase_node(node)
+            _erase_with_users(graph, unused)
         fakes = {number: entry.fake for number, entry in enumerate(inputs) if entry.fake is not None}
         at_risk = _at_risk(fakes, taken, metadata) if self.order == 1 else []
         positions, count = dict[int, tuple[int, ...]](), 0
@@ -541,6 +540,18 @@ def _refuse_acting(nodes: Iterable[Node]) -> None:
     for node in nodes:
         if tables.acts(node.target):
             raise BACKWARD_ACTS.error(getattr(node.meta.get("stack_trace"), "decisive", None), op=node.target)
+
+
+def _erase_with_users(graph: Graph, node: Node) -> None:
+    """Erase a node, and what is computed from it, which nobody needs."""
+    path = [node]
+    while path:
+        user = next(iter(path[-1].users), None)
+        if user is not None:
+            assert user.op != "output"
+            path.append(user)
+        else:
+            graph.erase_node(path.pop())
 
 
 def _at_risk(fakes: Mapping[int, Any], taken: Sequence[int], metadata: ProgramMetadata) -> list[int]:

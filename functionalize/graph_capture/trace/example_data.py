@@ -62,12 +62,15 @@ class ExampleData:
         example: Callable[[Node], Any],
         state_of: Callable[[torch.Generator], torch.Tensor],
         drawn_again: Callable[[Node], bool],
+        rearranges: Callable[[], bool],
     ) -> None:
         """``example``: the value of a placeholder. ``state_of``: the state of a generator before the program.
 
-        ``drawn_again``: whether a node draws what another node has drawn.
+        ``drawn_again``: whether a node draws what another node has drawn. ``rearranges``: whether eager communicates in
+        another way than the graph.
         """
         self._tracer, self._example, self._drawn_again, self._state_of = tracer, example, drawn_again, state_of
+        self._rearranges = rearranges
         self._values = dict[Node, Any]()
         self._views = dict[Any, Any]()  # views, of nodes that copy them
         self._done = set[Node]()  # nodes that have been computed
@@ -83,7 +86,8 @@ class ExampleData:
 
         Raises:
             NoDataError: it depends on inputs without data.
-            RunAsWritten: what eager runs before a collective raises, in a call: its handlers decide what follows.
+            RunAsWritten: in a call, what eager runs before a collective raises, and its handlers decide what follows;
+                or eager communicates in another way.
         """
         if node not in self._values:
             needed = sorted(self._needed([node]))
@@ -98,6 +102,8 @@ class ExampleData:
     def _compute(self, nodes: Sequence[Node]) -> None:
         """Compute nodes, in their order."""
         collectives = [node for node in nodes if node in self._communications]
+        if collectives and self._failed is None and _in_call() and self._rearranges():
+            self._failed = RunAsWritten()
         if collectives and self._failed is not None:
             raise self._failed
         for node in nodes:
@@ -114,8 +120,7 @@ class ExampleData:
 
     def _failure(self, collective: Node, error: Exception) -> Exception:
         """What to raise instead of a collective that eager may not reach: an operator before it raises."""
-        log = current_log()
-        if log is not None and log.capture is None:
+        if _in_call():
             return RunAsWritten()
         name = collective.target.name()  # type: ignore[union-attr]
         return COLLECTIVE_BESIDE_BRANCH.error(
@@ -196,6 +201,12 @@ class ExampleData:
                 del self._values[node]
                 self._views.pop(node, None)
         self._many = max(_FEW, 2 * len(self._values))
+
+
+def _in_call() -> bool:
+    """Whether the program is captured for a call, which can run it as it is written."""
+    log = current_log()
+    return log is not None and log.capture is None
 
 
 def _with_data(value: Any, node: Node) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import threading
 import weakref
@@ -247,3 +248,18 @@ def test_no_joint_graph_without_gradients() -> None:
     program = capture(torch.sin, (torch.ones(2),))
     with pytest.raises(RuntimeError, match="no joint graph"):
         program.joint_graph(torch.ones(2))
+
+
+def test_a_gradient_that_only_a_dead_copy_reads_is_no_input_of_the_backward() -> None:
+    module = torch.nn.Linear(2, 2)
+    module(torch.ones(1, 2)).sum().backward()  # as after any step
+
+    def forward(x: Tensor) -> Tensor:
+        copied = copy.deepcopy(module).bfloat16()  # and its gradients
+        return copied(x.bfloat16()).float() + module(x)
+
+    weight = _gradient(module.weight).clone()
+    result = capture(forward, (torch.ones(1, 2),), gradients="now")(torch.ones(1, 2))
+    assert torch.equal(result, forward(torch.ones(1, 2)))
+    result.sum().backward()
+    assert torch.equal(_gradient(module.weight), 2 * weight)
