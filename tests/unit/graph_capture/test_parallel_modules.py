@@ -92,6 +92,18 @@ class ByHand(Step):
         return gradients[0].clone()
 
 
+class Skipping(Step):
+    """A step that branches on its reduced gradients, as a scaler of gradients does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.optimizer.zero_grad()
+        loss = (self.captured or self.model)(x).square().mean()
+        loss.backward()
+        if torch.stack([p.grad.isfinite().all() for p in self.model.parameters()]).all():
+            self.optimizer.step()
+        return loss.detach()  # type: ignore[no-any-return]
+
+
 @dataclass(frozen=True)
 class Case:
     """A kind of step, and how its module is wrapped."""
@@ -114,6 +126,7 @@ CASES = {
     "a result that is not used": Case(module=Heads, options={"find_unused_parameters": True, "bucket_cap_mb": 0.00003}),
     "no_sync": Case(Accumulated),
     "gradients by hand": Case(ByHand),
+    "a branch on gradients": Case(Skipping, options={"bucket_cap_mb": 0.00003}),
     "after two steps": Case(options={"bucket_cap_mb": 0.0001}, steps=2),
     "a static graph": Case(options={"static_graph": True, "bucket_cap_mb": 0.0001}, steps=1),
     "a static graph of both": Case(options={"static_graph": True, "find_unused_parameters": True}, steps=1),
