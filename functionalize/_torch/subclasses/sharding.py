@@ -45,6 +45,22 @@ def planning_once(plan: Callable[..., Any]) -> Callable[..., Any]:
     return planned
 
 
+def is_ordered(cls: type, context: Any) -> bool:
+    """Whether ``__tensor_flatten__`` gives an order of shards with strided ones, which its inverse does not take."""
+    module: Any = sys.modules.get("torch.distributed.tensor")
+    if module is None or not issubclass(cls, module.DTensor):
+        return False
+    placements, _, order, *_ = context
+    return order is not None and any(type(placement).__name__ == "_StridedShard" for placement in placements)
+
+
+def in_order(unflatten: Callable[..., Any], inner: Any, context: Any, *where: Any) -> Any:
+    """A DTensor with such an order, which a view leaves; ``where``: its size and its strides."""
+    made = unflatten(inner, (*context[:2], None, *context[3:]), *where)
+    made._spec.use_strided_shard_as_shard_order, made._spec.shard_order = False, context[2]
+    return made
+
+
 @dataclass(frozen=True)
 class _Lists:
     """The lists among the arguments of an operator.

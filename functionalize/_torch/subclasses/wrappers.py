@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from typing import Any
 
 import torch
 from torch.masked import MaskedTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass_type  # no public name for the protocol
+
+from functionalize._torch.subclasses.sharding import in_order, is_ordered
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 _MASKED = ("_masked_data", "_masked_mask")  # what masked tensors hold: torch's class does not say it
@@ -97,6 +99,8 @@ class Wrapping:
             stride = tuple(_number(each, numbers) for each in stride)
         cls: Any = self.cls
         unflatten = _masked if cls is MaskedTensor else cls.__tensor_unflatten__
+        if is_ordered(cls, self.context):
+            unflatten = partial(in_order, unflatten)
         made: Any = unflatten({**inner, **self.others}, self.context, size, stride)
         for name, value in self.attributes.items():
             if vars(made).get(name, self) != value:

@@ -1,4 +1,7 @@
-"""DTensor's plans in a capture: equal parameters of an optimizer are planned once, and graphs are as without that."""
+"""DTensor's plans in a capture: equal parameters of an optimizer are planned once, and graphs are as without that.
+
+What views of sharded tensors leave, strided shards in an order, is taken and returned as in eager.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from functionalize import capture
@@ -60,3 +64,18 @@ def test_equal_parameters_of_an_optimizer_are_planned_once(monkeypatch: pytest.M
     assert planned and max(planned) == 4  # weights and biases, by columns and by rows
     monkeypatch.setattr(patches, "planning_once", lambda plan: plan)
     assert code == code_of_a_step(kind)
+
+
+def test_strided_shards_of_a_view_are_returned_and_taken() -> None:
+    with fake_world(2, 0):
+        mesh = init_device_mesh("cpu", (2,))
+
+        def flattened(x: DTensor) -> Any:
+            return x.view(-1) * 2
+
+        x = DTensor.from_local(torch.arange(12.0).view(4, 3), mesh, [Shard(1)])
+        wanted = flattened(x)
+        result = capture(flattened, (x,))(x)
+        assert result.placements == wanted.placements and torch.equal(result.to_local(), wanted.to_local())
+        local = capture(lambda x: x.add_(1).to_local(), (result,))(result)
+        assert torch.equal(local, wanted.to_local() + 1) and torch.equal(result.to_local(), local)
