@@ -28,6 +28,7 @@ SavedTensor: Any = torch._C._autograd.SavedTensor
 make_saved_tensor: Callable[[torch.Tensor, bool], Any] = torch._C._autograd._make_saved_tensor
 # Whether the running backward was called with `retain_graph`.
 keeps_graph: Callable[[], bool] = torch._C._autograd._get_current_graph_task_keep_graph
+ENGINE = "_engine_run_backward"  # the name in `torch.autograd` of the function by which all code runs the engine
 # The function by which all code sets grad mode.
 SET_GRAD_MODE: Callable[[bool], None] = torch._C._set_grad_enabled
 # Whether a tensor is a batch of gradients, as `torch.autograd.grad(..., is_grads_batched=True)` passes them.

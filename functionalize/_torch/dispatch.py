@@ -11,6 +11,8 @@ import operator
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
+from pathlib import Path
+from types import CodeType
 from typing import Any, TypeVar
 
 import torch
@@ -23,7 +25,11 @@ from torch._higher_order_ops.auto_functionalize import (  # the graph form of a 
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # no public path to either
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode  # the mode of `make_fx`, which has no public name
-from torch.overrides import _get_current_function_mode_stack  # the modes below a mode for calls of functions
+from torch.overrides import (  # the modes for calls of functions
+    _get_current_function_mode,
+    _get_current_function_mode_stack,
+    _pop_mode_temporarily,
+)
 from torch.utils._python_dispatch import (  # a mode must know which modes run below it
     TorchDispatchMode,
     _disable_current_modes,
@@ -37,6 +43,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 OpOverload = torch._ops.OpOverload  # the type of every op; torch.ops has no public name for it
 HigherOrderOperator = torch._ops.HigherOrderOperator
 DisableTorchFunction = torch._C.DisableTorchFunction  # the public class silences subclasses only, not modes
+current_function_mode, without_function_mode = _get_current_function_mode, _pop_mode_temporarily
 below_dispatch = torch._C._DisableTorchDispatch  # the kernels themselves, below all modes and subclasses
 
 
@@ -220,6 +227,11 @@ def symbols_in_making(modes: Sequence[TorchDispatchMode]) -> Mapping[Any, Any]:
     return {}
 
 
+def python_dispatcher_enabled() -> bool:
+    """Whether ops run torch's kernels in Python, where there are such kernels."""
+    return bool(torch._C._dispatch_tls_is_dispatch_key_included(torch._C.DispatchKey.PythonDispatcher))
+
+
 def indices_stay_tensors() -> bool:
     """Whether a body of `flex_attention` is traced: torch indexes by tensors there, without reading their data."""
     return any(type(mode).__name__ == "TransformGetItemToIndex" for mode in _get_current_function_mode_stack())
@@ -247,6 +259,16 @@ def has_tangent(value: Any) -> bool:
 
 GlobalStateGuard = torch._C._dynamo.guards.GlobalStateGuard  # compares all modes that Dynamo's guards know at once
 TensorGuards = torch._C._dynamo.guards.TensorGuards  # compares class, dispatch keys, dtype, device, sizes and strides
+
+
+_KERNELS_IN = tuple(
+    f"{Path(torch.__file__).parent}/_{part}" for part in ("refs/", "decomp/", "prims", "meta_registrations.py")
+)
+
+
+def is_kernel(code: CodeType) -> bool:
+    """Whether code is of torch's kernels in Python."""
+    return code.co_filename.startswith(_KERNELS_IN)
 
 
 def function_modes() -> int:

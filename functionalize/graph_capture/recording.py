@@ -36,7 +36,6 @@ from functionalize.runtime.guards.modes import changed_modes, modes_now, set_mod
 from functionalize.runtime.outputs.side_effects import LeftInObjects
 from functionalize.tracing.recording_mode import Annotate, RecordingMode
 from functionalize.transform.api import new_mode, run_call
-from functionalize.transform.function_mode import as_program
 from functionalize.transform.gradients.ended_gradients import EndedGradients
 
 Effects = Callable[[ObjectGraph, list[Any]], LeftInObjects]  # describes the objects that a program leaves and returns
@@ -139,7 +138,6 @@ class RecordingSession:
         mode, tracer = new_mode(self._remove_views), self.recorder.tracer
         root = tracer.root
         mode.context.takes_subclasses = False
-        self.regions.again = partial(as_program, mode.context, symbolic=self._symbolic)
         finalizer = GraphFinalizer(mode.context, tracer, inputs, current_origin, self.factory.like, self.decider)
         states = [state.walk for state in self.states]
         joint = JointTracer(mode, tracer, self.fake_mode, self.regions, self.order, states, self.parallel)

@@ -6,7 +6,8 @@ Invariant: a program does here what it would do without modes. Limits: calls by 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -41,10 +42,12 @@ from functionalize._torch import (
     unbacked,
     unwrap_functorch,
 )
-from functionalize._torch.autograd import SET_GRAD_MODE
+from functionalize._torch.autograd import ENGINE, SET_GRAD_MODE
+from functionalize._torch.dispatch import is_kernel, python_dispatcher_enabled
 from functionalize._torch.tensors import autograd_base
 from functionalize.aliasing.tensor_queries import tensor_leaves
 from functionalize.ops import functions
+from functionalize.patches import Patch, Patches
 from functionalize.transform.context import FunctionalizationContext
 from functionalize.transform.functions.eager_kernels import IN_EAGER, OPENED
 from functionalize.transform.functions.numbers import DECOMPOSED as OF_NUMBERS
@@ -96,6 +99,7 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
         super().__init__()
         self._context = context
         self._symbols = symbols_in_making(mode_stack())
+        self._symbolic = python_dispatcher_enabled()
         self._unused = context.notes.unused
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -185,9 +189,11 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
     def _differentiate(self, func: Any, args: Any, kwargs: Any) -> Any:
         notes = self._context.notes
         self._note_hooks_of(func, args, kwargs)
-        if func is torch.autograd.grad and self._context.executor.observed:
+        observed = self._context.executor.observed
+        if func is torch.autograd.grad and observed:
             notes.refuse_gradients_with_strides_of_inputs(args[1] if len(args) > 1 else kwargs.get("inputs"))
-        gradients = self._context.differentiate(func, args, kwargs)
+        with engine_running(self._context, symbolic=self._symbolic) if observed else contextlib.nullcontext():
+            gradients = self._context.differentiate(func, args, kwargs)
         notes.note_gradients(gradients)
         return gradients
 
@@ -230,15 +236,40 @@ _METHODS: dict[Any, Any] = {
 }
 
 
-@contextlib.contextmanager
-def as_program(context: FunctionalizationContext, *, symbolic: bool) -> Iterator[None]:
-    """Run code of a program in autograd's engine as if the program ran it.
+class _EngineMode(FunctionalizeFunctionMode):
+    """The mode for what autograd's engine runs of a program: hooks, backward methods, regions that run again."""
 
-    The mode is left while the engine runs; with symbols, torch's kernels in Python are enabled, some of which run
-    other ops. ``symbolic``: whether they are enabled for all of the program.
+    def __init__(self, context: FunctionalizationContext, symbolic: bool) -> None:
+        """``symbolic``: whether torch's kernels in Python, some of which run other ops, are for all of the program."""
+        super().__init__(context)
+        self._kernels = contextlib.nullcontext if symbolic else no_python_dispatcher
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if is_dynamo_compiling() or is_kernel(sys._getframe(1).f_code):  # of the engine's own ops
+            return func(*args, **(kwargs or {}))
+        with self._kernels():  # for symbols, they are enabled for the engine
+            return super().__torch_function__(func, types, args, kwargs)
+
+
+def engine_running(context: FunctionalizationContext, *, symbolic: bool) -> Patches:
+    """A context in which autograd's engine runs code of a program as if the program ran it.
+
+    A mode is left while its method runs, and so is the program's while it differentiates.
     """
-    with FunctionalizeFunctionMode(context), contextlib.nullcontext() if symbolic else no_python_dispatcher():
-        yield
+    mode = _EngineMode(context, symbolic)
+
+    def in_mode(run: Callable[..., Any]) -> Callable[..., Any]:
+        def running(*args: Any, **kwargs: Any) -> Any:
+            before, context.engine_mode = context.engine_mode, mode
+            try:
+                with mode:
+                    return run(*args, **kwargs)
+            finally:
+                context.engine_mode = before
+
+        return running
+
+    return Patches([Patch(torch.autograd, ENGINE, in_mode)])
 
 
 def _has_symbols(values: Iterable[Any]) -> bool:

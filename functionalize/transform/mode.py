@@ -34,6 +34,7 @@ from functionalize._torch import (
     unbacked,
     uncompiled,
 )
+from functionalize._torch.dispatch import current_function_mode, without_function_mode
 from functionalize._torch.fakes import fake_device
 from functionalize.aliasing import view_rules
 from functionalize.aliasing.bases import View
@@ -96,6 +97,9 @@ class FunctionalizeMode(TorchDispatchMode):
         if func is _DEVICE and type(args[0]) is FakeTensor:  # half of all ops on fake tensors
             return fake_device(args[0])
         kwargs = kwargs or {}
+        if self.context.engine_mode is not None and current_function_mode() is self.context.engine_mode:
+            with without_function_mode():  # an op of the engine's own
+                return self.__torch_dispatch__(func, types, args, kwargs)
         if types and not PLAIN_TYPES.issuperset(types) and not self.context.has_traced_subclass(args, kwargs):
             return NotImplemented  # a subclass desugars first; its inner tensors come back here
         entry = _handlers.get(id(func))

@@ -220,7 +220,7 @@ def _is_hyperparameter(guard: PythonGuard, groups: set[int]) -> bool:
 def _groups_of(state: StateWalk) -> set[int]:
     """The identities of the groups of parameters of the optimizers."""
     optimizers = [item for item in state.seen if isinstance(item, torch.optim.Optimizer)]
-    return {id(group) for optimizer in optimizers for group in optimizer.param_groups}
+    return {id(group) for optimizer in optimizers for group in getattr(optimizer, "param_groups", ())}
 
 
 def _slot_of(guard: PythonGuard) -> Slot:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from operator import attrgetter
 from typing import Any
 
@@ -36,7 +35,6 @@ class CheckpointRegions:
     """Records, node by node, which region a program is in."""
 
     def __init__(self) -> None:
-        self.again: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext  # around each second run
         self.node_of: Callable[[Any], Node | None] = lambda tensor: None  # the node of a program's tensor
         self._kept = set[Any]()  # what selective checkpointing keeps of the first runs
         self.frames: dict[int, tuple[Any, int]] = {}  # torch's, held as their identities are keys; empty at first
@@ -91,14 +89,11 @@ class CheckpointRegions:
         self._drawn_again[node] = first
 
     def _within_again(self, run: Callable[..., None], number: int) -> Callable[..., None]:
-        again = self.again
-
         def second_run(*args: Any) -> None:
             self._kept |= {node for node in map(self.node_of, selected(run)) if node in self._first}
             self._running_again.append(number)
             try:
-                with again():
-                    run(*args)
+                run(*args)
             finally:
                 self._running_again.pop()
 

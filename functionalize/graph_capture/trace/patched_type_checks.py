@@ -140,8 +140,7 @@ def _class_of(value: Any) -> Any:
     """The class of what a value replaces."""
     cls = type(value)
     if cls is FakeTensor:
-        buffer = torch.nn.Buffer if isinstance(value, torch.nn.Buffer) else torch.Tensor
-        return torch.nn.Parameter if isinstance(value, torch.nn.Parameter) else buffer
+        return torch.nn.Parameter if isinstance(value, torch.nn.Parameter) else torch.Tensor
     return CLASSES.get(cls, _Type if cls is type else cls)
 
 

@@ -62,6 +62,8 @@ def assuming_sizes(metadata: ProgramMetadata, compute: Compute, inputs: list[Any
     except (Diverged, UnsupportedMutationError):
         raise
     except (RuntimeError, IndexError) as error:
+        if type(error) not in (RuntimeError, IndexError):  # a matrix is singular, or memory is full
+            raise
         raise SIZES_REJECTED.error(error=error) from error
     bindings = metadata.symbols.bind(inputs, computed.results)
     for condition in metadata.symbols.asserted:

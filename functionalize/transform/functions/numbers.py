@@ -24,6 +24,7 @@ from functionalize._torch import (
     decide_batches,
     decide_broadcasts,
     indices_stay_tensors,
+    is_symbolic,
     unbacked,
 )
 
@@ -61,9 +62,10 @@ def _boolean(input: torch.Tensor) -> bool:
     if count == 1 and isinstance(input, FakeTensor) and input.constant is None and input.dtype != torch.bool:
         input = input != 0
     if not isinstance(count, torch.SymInt):
-        return torch.is_nonzero(input)
+        part = isinstance(input, FakeTensor) and is_symbolic(input)  # may begin at a symbol, which C++ does not take
+        return bool(input.item()) if part else torch.is_nonzero(input)
     if count == 1:
-        return bool(input.reshape(()))
+        return bool(input.reshape(()).item())
     values = "no values" if count == 0 else "more than one value"
     raise RuntimeError(f"Boolean value of Tensor with {values} is ambiguous")
 

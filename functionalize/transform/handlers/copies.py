@@ -1,7 +1,8 @@
 """``copy.copy`` and ``copy.deepcopy`` of tensors: torch reads the memory, which handles do not have.
 
-Invariant: tensors that share a storage are copied with it, once, so that their copies share a storage. Limits: does not
-copy attributes that a program gave a tensor; a copy of a part is a view of the copied whole, unlike eager's.
+Invariant: tensors that share a storage are copied with it, once, so that their copies share a storage; but a parameter
+is copied alone, without its gradient. Limits: does not copy attributes that a program gave a tensor; a copy of a part
+is a view of the copied whole, unlike eager's.
 """
 
 from __future__ import annotations
@@ -29,12 +30,13 @@ def deep_copy(tensor: torch.Tensor, memo: dict[Any, Any]) -> torch.Tensor:
         return memo[id(tensor)]  # type: ignore[no-any-return]
     if not tensor.is_leaf:
         return _REFUSING(tensor, memo)  # type: ignore[no-any-return]
+    is_parameter = isinstance(tensor, torch.nn.Parameter)  # its elements alone are copied
     with torch.no_grad():
-        made = _copied(tensor, memo)
+        made = tensor.clone() if is_parameter else _copied(tensor, memo)
         made.requires_grad_(tensor.requires_grad)
         for name in vars(tensor).keys() & _KINDS:  # of fake tensors, which have one class
             setattr(made, name, getattr(tensor, name))
-        if tensor.grad is not None:
+        if tensor.grad is not None and not is_parameter:
             made.grad = deep_copy(tensor.grad, memo)
     memo[id(tensor)] = made
     return made
