@@ -143,7 +143,7 @@ class FunctionalizeFunctionMode(TorchFunctionMode):
             self._note_questions(func, args, kwargs)
         if func in _METHODS:
             return _METHODS[func](self, func, args, kwargs)
-        if func in _NOTED:
+        if func in _NOTED and not (func is _REQUIRE and args[0].requires_grad is _wanted(*args, **kwargs)):
             self._note(func, list(tensor_leaves(args, kwargs)))
         if func in DECOMPOSED and PLAIN_TYPES.issuperset(map(type, tensor_leaves(args, kwargs))):
             return DECOMPOSED[func](*args, **kwargs)
@@ -308,6 +308,11 @@ def _with_plain_bools(arguments: Any) -> Any:
 def _is_plain(tensor: torch.Tensor) -> bool:
     """Whether a dispatch mode sees this tensor object: no subclass, no wrapper of a functorch transform."""
     return type(tensor) in PLAIN_TYPES and unwrap_functorch(tensor) is tensor
+
+
+def _wanted(tensor: torch.Tensor, requires_grad: bool = True) -> bool:
+    """What `requires_grad_` sets."""
+    return requires_grad
 
 
 def _drops_nothing(

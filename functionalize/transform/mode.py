@@ -99,7 +99,7 @@ class FunctionalizeMode(TorchDispatchMode):
         kwargs = kwargs or {}
         if self.context.engine_mode is not None and current_function_mode() is self.context.engine_mode:
             with without_function_mode():  # an op of the engine's own
-                return self.__torch_dispatch__(func, types, args, kwargs)
+                return self.__torch_dispatch__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
         if types and not PLAIN_TYPES.issuperset(types) and not self.context.has_traced_subclass(args, kwargs):
             return NotImplemented  # a subclass desugars first; its inner tensors come back here
         entry = _handlers.get(id(func))

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
 from functionalize._torch.dispatch import DisableTorchFunction
+from functionalize.refusals.tensors import DATA_PARALLEL_OPTION
 
 
 def is_data_parallel(value: object) -> bool:
@@ -137,10 +138,25 @@ def unasked_versions(preserve: Any) -> Any:
     return PreservingVersions
 
 
+_LOGGED = {  # what a program does with a module when it calls these methods of its logger
+    "_set_uneven_input_join": "join()",
+    "_set_static_graph": "_set_static_graph()",
+    "_set_comm_hook_name": "a communication hook that the program registers",
+    "_get_ddp_logging_data": "_get_ddp_logging_data()",
+}
+
+
 class SilentLogger:
-    """What DistributedDataParallel calls on its logger."""
+    """What DistributedDataParallel calls on its logger, which logs nothing of a capture."""
 
     def set_runtime_stats_and_log(self) -> None: ...
+
+    def set_error_and_log(self, message: str) -> None: ...
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _LOGGED:
+            raise DATA_PARALLEL_OPTION.error(option=_LOGGED[name])
+        raise AttributeError(name)
 
 
 # What decides how the parameters of a group are gathered, and their gradients reduced.

@@ -18,6 +18,7 @@ from torch.masked import MaskedTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass_type  # no public name for the protocol
 
 from functionalize._torch.subclasses.sharding import in_order, is_ordered
+from functionalize._torch.tensors import PLAIN_TYPES, FakeTensor
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 _MASKED = ("_masked_data", "_masked_mask")  # what masked tensors hold: torch's class does not say it
@@ -226,6 +227,15 @@ def _is_fixed(size: Any) -> bool:
 def _is_set(name: str, value: Any) -> bool:
     """Whether somebody has set an attribute: torch itself keeps caches and marks under other names."""
     return not name.startswith("_") and name != "fake_device" and isinstance(value, _PLAIN)
+
+
+def tensors_given_to(tensor: Any) -> list[str]:
+    """The attributes of a tensor that are tensors and that somebody has set: not those of a wrapper's class."""
+    names = [name for name, value in vars(tensor).items() if isinstance(value, torch.Tensor)]
+    if names and is_traceable_wrapper_subclass_type(type(tensor)):
+        held = tensor.__tensor_flatten__()[0]
+        return [name for name in names if not (name in held or name.startswith("_"))]
+    return names if type(tensor) in PLAIN_TYPES and type(tensor) is not FakeTensor else []
 
 
 def with_tangent_metadata(wrapper: Any) -> Any:

@@ -239,7 +239,7 @@ class GraphFinalizer:
             entry = None if isinstance(tensor, FakeTensor) else entries.get(storage_key(tensor))
             if entry is None:
                 continue
-            views = map(self.context.graph.find, (entry.fake, tensor))
+            views = [None if held is None else self.context.graph.find(held) for held in (entry.fake, tensor)]
             if any(view is not None and view.base.log for view in views):
                 raise REACHED_TWICE.error(tensor=f"`{entry.target or entry.name}`")
 

@@ -17,6 +17,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from functionalize._torch import gradient_hooks, hooks_behind, hooks_of_all
+from functionalize._torch.subclasses.wrappers import tensors_given_to
 from functionalize.graph_capture.refusals import iterators
 from functionalize.graph_capture.refusals.logs import Logs, adds
 from functionalize.graph_capture.trace.numbers.conversions import CONVERSIONS
@@ -213,18 +214,16 @@ class Follower:
         self._tensors += len(tensors)
         for slot in tensors:
             tensor = slot.get()
+            self._open_attributes(tensor, slot.path)
             if type(tensor) not in TENSOR_TYPES:
                 self._name_class(tensor)
-            else:
-                self._open_attributes(tensor, slot.path)
             for hooks in gradient_hooks(tensor):
                 (self._state.open if self._hooked else self._state.watch)(hooks, f"{slot.path}: hooks")
 
     def _open_attributes(self, tensor: torch.Tensor, path: str) -> None:
         """Enter the tensors that somebody gave to a tensor as attributes (`p.main_grad`)."""
-        attributes = vars(tensor)
-        for name in [name for name, value in attributes.items() if isinstance(value, torch.Tensor)]:
-            self._state.walk(attributes, name, f"{path}.{name}")
+        for name in tensors_given_to(tensor):
+            self._state.walk(vars(tensor), name, f"{path}.{name}")
 
     def _name_class(self, tensor: torch.Tensor) -> None:
         """Follow the class of a tensor if it is of the program's own: it has operators."""

@@ -13,14 +13,15 @@ from __future__ import annotations
 import contextlib
 import enum
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from functionalize._torch import FakeTensor
-from functionalize.graph_capture.inputs.inputs import TracedInput
+from functionalize.graph_capture.inputs.inputs import TracedInput, WrapperInput
 from functionalize.graph_capture.refusals.changed_lines import LineWanted
+from functionalize.patches import ABSENT as INHERITED
 from functionalize.patches import Patch
 from functionalize.python_state.containers import ABSENT
 from functionalize.python_state.traversal_rules import PLAIN_BASES
@@ -56,7 +57,21 @@ class TensorAttributes:
 
     def rows(self) -> Iterator[Patch]:
         """Have fake tensors answer for their originals; in all threads, as others do not meet fakes of this capture."""
-        yield Patch.by(lambda fake, name: self._answer(fake, name), FakeTensor, "__getattr__", shared=True)
+        for cls in {FakeTensor, *(type(entry.fake) for entry in self._inputs if type(entry) is WrapperInput)}:
+            yield Patch(cls, "__getattr__", self._answering, shared=True)
+
+    def _answering(self, own: Any) -> Callable[[Any, str], Any]:
+        """What finds the missing attributes of a class; ``own``: what the class has for that."""
+
+        def answer(fake: Any, name: str) -> Any:
+            try:
+                return self._answer(fake, name)
+            except AttributeError:
+                if own is INHERITED:
+                    raise
+            return own(fake, name)
+
+        return answer
 
     def check_given(self) -> None:
         """Raise if the program gave an attribute to an input.
@@ -96,6 +111,8 @@ class TensorAttributes:
 
     def _answer(self, fake: Any, name: str) -> Any:
         entry = None if name.startswith(_OF_DYNAMO) else self._of.get(id(fake))
+        if type(entry) is WrapperInput and name.startswith("_"):  # of its class
+            entry = None
         value = ABSENT if entry is None else vars(entry.value).get(name, ABSENT)
         if entry is not None and not (name in _OF_TORCH or name.startswith("__")):
             self._asked.add((id(entry), AskedAttribute.of(name)))
