@@ -43,7 +43,8 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 OpOverload = torch._ops.OpOverload  # the type of every op; torch.ops has no public name for it
 HigherOrderOperator = torch._ops.HigherOrderOperator
 DisableTorchFunction = torch._C.DisableTorchFunction  # the public class silences subclasses only, not modes
-current_function_mode, without_function_mode = _get_current_function_mode, _pop_mode_temporarily
+current_function_mode: Callable[[], Any] = _get_current_function_mode
+without_function_mode: Callable[[], contextlib.AbstractContextManager[Any]] = _pop_mode_temporarily
 below_dispatch = torch._C._DisableTorchDispatch  # the kernels themselves, below all modes and subclasses
 
 

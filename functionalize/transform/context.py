@@ -92,7 +92,6 @@ class FunctionalizationContext:
         self.enter = enter  # dispatches the ops inside to this program again
         self._functionalize_body = functionalize_body
         self.graph = AliasGraph(held=executor.predates_call)
-        self.engine_mode: Any = None  # for what autograd's engine runs of the program, while it runs
         self.unseen = UnseenAliases(executor, self.graph) if executor.on_memory else None
         self.op: Any = None  # the op that the program called last
         self.origin: Any = None  # the line in the user's code; None until it is needed

@@ -236,7 +236,7 @@ _METHODS: dict[Any, Any] = {
 }
 
 
-class _EngineMode(FunctionalizeFunctionMode):
+class EngineMode(FunctionalizeFunctionMode):
     """The mode for what autograd's engine runs of a program: hooks, backward methods, regions that run again."""
 
     def __init__(self, context: FunctionalizationContext, symbolic: bool) -> None:
@@ -256,16 +256,12 @@ def engine_running(context: FunctionalizationContext, *, symbolic: bool) -> Patc
 
     A mode is left while its method runs, and so is the program's while it differentiates.
     """
-    mode = _EngineMode(context, symbolic)
+    mode = EngineMode(context, symbolic)
 
     def in_mode(run: Callable[..., Any]) -> Callable[..., Any]:
         def running(*args: Any, **kwargs: Any) -> Any:
-            before, context.engine_mode = context.engine_mode, mode
-            try:
-                with mode:
-                    return run(*args, **kwargs)
-            finally:
-                context.engine_mode = before
+            with mode:
+                return run(*args, **kwargs)
 
         return running
 

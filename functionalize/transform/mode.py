@@ -34,6 +34,7 @@ from functionalize._torch import (
     unbacked,
     uncompiled,
 )
+from functionalize._torch.autograd import in_backward
 from functionalize._torch.dispatch import current_function_mode, without_function_mode
 from functionalize._torch.fakes import fake_device
 from functionalize.aliasing import view_rules
@@ -49,6 +50,7 @@ from functionalize.refusals.writes import QUANTIZED_WRITTEN, SPARSE_MADE_OF, SPA
 from functionalize.tracing.meta_cache import CachedCall
 from functionalize.transform import mutation
 from functionalize.transform.context import FunctionalizationContext
+from functionalize.transform.function_mode import EngineMode
 from functionalize.transform.gradients.ended_gradients import WITHOUT_GRAD_MODE
 from functionalize.transform.handlers import collectives, custom_ops, data, higher_order, observers, random_ops
 from functionalize.transform.handlers.inplace_views import (
@@ -97,9 +99,9 @@ class FunctionalizeMode(TorchDispatchMode):
         if func is _DEVICE and type(args[0]) is FakeTensor:  # half of all ops on fake tensors
             return fake_device(args[0])
         kwargs = kwargs or {}
-        if self.context.engine_mode is not None and current_function_mode() is self.context.engine_mode:
+        if in_backward() and type(current_function_mode()) is EngineMode:
             with without_function_mode():  # an op of the engine's own
-                return self.__torch_dispatch__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
+                return self.__torch_dispatch__(func, types, args, kwargs)
         if types and not PLAIN_TYPES.issuperset(types) and not self.context.has_traced_subclass(args, kwargs):
             return NotImplemented  # a subclass desugars first; its inner tensors come back here
         entry = _handlers.get(id(func))

@@ -336,7 +336,8 @@ class JointTracer:
         targets = [target.tensor for target in level.wanted.targets]
         tangents.append([])
         incoming = [self._incoming(target, tangents, create_graph) for target in level.wanted.targets]
-        writes = {storage_key(tensor): 0 for tensor in self._tracer.tensor_tracker}
+        before = [(tensor, storage_key(tensor)) for tensor in self._tracer.tensor_tracker]
+        writes = dict.fromkeys((key for _, key in before), 0)
         writes |= {key: len(base.log) for key, base in context.graph.bases.items()}
         # A backward runs after the regions of autocast that its forward ran in.
         with FunctionalizeFunctionMode(context), self._mode, requiring(level.sources), without_autocast():
@@ -346,6 +347,8 @@ class JointTracer:
                 with mode.sizes_count_at_the_end() if isinstance(mode, CaptureFakeMode) else contextlib.nullcontext():
                     passed = [tangent.tensor for tangent in incoming]
                     gradients = self._parallel.gradients(targets, level.sources, passed, create_graph=create_graph)
+        if any(storage_key(tensor) != key for tensor, key in before):  # it was given other data
+            raise BACKWARD_WRITES.error()
         check_devices(gradients, targets)
         own = set() if create_graph else {storage_key(part) for tangent in incoming for part in tangent.parts}
         own |= {storage_key(buffer) for buffer in self._parallel.buffers}

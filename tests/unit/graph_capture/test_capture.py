@@ -392,6 +392,17 @@ def test_a_size_that_broadcasting_took_for_another_is_refused_before_anything_is
     assert torch.equal(x, torch.tensor([1.0, -1]))
 
 
+def test_an_error_that_is_not_about_sizes_is_eagers() -> None:
+    def run(x: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
+        return x[x > 0] + torch.ones(3), torch.linalg.cholesky(matrix)
+
+    program = capture(run, (torch.ones(3), torch.eye(2)))
+    for call in (run, program):
+        with pytest.raises(RuntimeError, match="not positive-definite") as raised:
+            call(torch.ones(3), -torch.eye(2))
+        assert not isinstance(raised.value, DataDependentError)
+
+
 def test_sizes_that_an_operator_does_not_take_are_refused_though_nobody_reads_its_result() -> None:
     def run(x: Tensor) -> None:
         x.nonzero().view(3, 1)

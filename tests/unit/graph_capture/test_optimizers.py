@@ -215,6 +215,35 @@ def test_averaged_models(average: str) -> None:
     assert captures_of_worlds(make) <= FEW
 
 
+class Wrapped(torch.optim.Optimizer):
+    """An optimizer around another one, which initializes nothing of its own."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.inner = inner
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.inner.step()
+
+
+def test_an_optimizer_without_groups_around_another() -> None:
+    def make() -> Any:
+        torch.manual_seed(0)
+        module = perceptron()
+        optimizer = torch.optim.SGD(module.parameters(), 0.1, momentum=0.9)
+        wrapped = Wrapped(optimizer)
+
+        def step(x: Tensor) -> Tensor:
+            module.zero_grad()
+            loss: Tensor = module(x).square().mean()
+            loss.backward()
+            wrapped.step()
+            return loss.detach()
+
+        return step, module, optimizer
+
+    assert captures_of_worlds(make) <= FEW
+
+
 def test_batch_norm_that_averages_over_all_batches() -> None:
     def make() -> Any:
         torch.manual_seed(0)

@@ -187,6 +187,18 @@ def test_a_backward_that_would_reduce_unused_parameters_early_is_refused() -> No
             capture(model, (x,))
 
 
+def test_what_a_module_would_log_of_a_program_is_refused(group_of_one: None) -> None:
+    model = nn.parallel.DistributedDataParallel(network())
+
+    def joined(x: Tensor) -> Tensor:
+        with model.join():
+            model(x).sum().backward()
+        return x
+
+    with pytest.raises(UnsupportedProgramError, match=r"DistributedDataParallel is captured with join\(\)"):
+        capture(joined, (torch.ones(6, 4),))
+
+
 @pytest.mark.parametrize("step", [False, True])
 def test_a_module_may_be_an_argument(group_of_one: None, *, step: bool) -> None:
     def run(model: Any, x: Tensor) -> Tensor:

@@ -117,6 +117,25 @@ def test_questions_of_tensors(ask: Callable[[Tensor, Tensor], bool]) -> None:
     assert follows(run, (ONES, ONES * 2), (ONES, ONES)) == 2
 
 
+WHERE: list[Callable[[Tensor, int], Any]] = [
+    lambda seen, place: seen[place],
+    lambda seen, place: seen[None][0, place],
+    lambda seen, place: seen[place : place + 1],
+    lambda seen, place: not seen[place],
+]
+
+
+@pytest.mark.parametrize("part", WHERE)
+def test_flags_at_data_dependent_positions(part: Callable[[Tensor, int], Any]) -> None:
+    def run(x: Tensor, seen: Tensor) -> Any:
+        smallest = x * 2 if part(seen, x.argmin().item()) else x + 1  # type: ignore[arg-type]
+        return smallest, [place for place in (x > 1).nonzero().flatten().tolist() if part(seen, place)]
+
+    seen = torch.tensor([True, False, True])
+    examples = [(torch.tensor(x), seen) for x in ([0.0, 2.0, 2.0], [2.0, 0.0, 2.0])]
+    assert follows(run, *examples, calls=6) == 2
+
+
 def test_questions_of_complex_numbers() -> None:
     assert follows(lambda x: x.conj() if x.sum().item().imag > 1 else x * 2, ONES * 1j, ONES * (2 + 0j), calls=6) == 2
 

@@ -256,7 +256,8 @@ def test_a_gradient_that_only_a_dead_copy_reads_is_no_input_of_the_backward() ->
 
     def forward(x: Tensor) -> Tensor:
         copied = copy.deepcopy(module).bfloat16()  # and its gradients
-        return copied(x.bfloat16()).float() + module(x)
+        result: Tensor = copied(x.bfloat16()).float() + module(x)
+        return result
 
     weight = _gradient(module.weight).clone()
     result = capture(forward, (torch.ones(1, 2),), gradients="now")(torch.ones(1, 2))

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge, register_multi_grad_hook, saved_tensors_hooks
 from torch.nn.modules import module as modules
@@ -56,6 +57,14 @@ class World:
         """A hook that adds to a list."""
         self.log.append(gradient)
 
+    def set(self, gradient: Tensor) -> None:
+        """A hook that gives a tensor other data."""
+        self.total.data = self.total.data * 0.5 + gradient.sum()
+
+    def name(self, gradient: Tensor) -> None:
+        """A hook that formats a number."""
+        self.names[self.weight] = f"{gradient.sum():.1f}"
+
     def add(self, gradient: Tensor) -> None:
         """A hook that writes to a tensor."""
         self.total.add_(gradient.sum())
@@ -90,6 +99,12 @@ class World:
 
 Handles = list[Any]
 Forward = Callable[[World, Tensor, Handles], Tensor]  # the handles that it adds are removed by the program
+
+
+def drawing(gradient: Tensor) -> Tensor:
+    """A hook that leaves out half of a gradient, and doubles it by a function that returns its argument."""
+    F.dropout(gradient, 0.5, training=False).mul_(2)
+    return F.dropout(gradient, 0.5)
 
 
 def twice(gradient: Tensor) -> Tensor:
@@ -171,6 +186,9 @@ BEFORE: dict[str, tuple[Callable[[World], Handles], str, str]] = {
     "two on a tensor": (lambda w: [w.weight.register_hook(h) for h in (twice, lambda g: g + 1)], EQUAL, EQUAL),
     "on a tensor, counting": (lambda w: [w.weight.register_hook(w.count)], EQUAL, EQUAL),
     "on a tensor, keeping": (lambda w: [w.weight.register_hook(w.keep)], EQUAL, EQUAL),
+    "on a tensor, setting": (lambda w: [w.weight.register_hook(w.set)], EQUAL, EQUAL),
+    "on a tensor, naming": (lambda w: [w.weight.register_hook(w.name)], EQUAL, EQUAL),
+    "on a tensor, drawing": (lambda w: [w.weight.register_hook(drawing)], EQUAL, EQUAL),
     "on a tensor, adding": (lambda w: [w.weight.register_hook(w.add)], EQUAL, EQUAL),
     "after accumulation": (lambda w: [w.weight.register_post_accumulate_grad_hook(twice_in_place)], EQUAL, EQUAL),
     "after accumulation, stepping": (steps_in_hooks, EQUAL, EQUAL),
@@ -265,6 +283,9 @@ INSIDE: dict[str, tuple[Forward, str, str]] = {
     "on a result": (on_result(lambda w: twice), EQUAL, EQUAL),
     "on a result, counting": (on_result(lambda w: w.count), EQUAL, CHANGES),
     "on a result, keeping": (on_result(lambda w: w.keep), EQUAL, CHANGES),
+    "on a result, setting": (on_result(lambda w: w.set), EQUAL, WRITES),
+    "on a result, naming": (on_result(lambda w: w.name), EQUAL, "branches on the value of a tensor"),
+    "on a result, drawing": (on_result(lambda w: drawing), EQUAL, EQUAL),
     "on a result, adding": (on_result(lambda w: w.add), EQUAL, WRITES),
     "of a node": (on_result(lambda w: lambda i, o: (twice(i[0]), *i[1:]), "node.register_hook"), EQUAL, EQUAL),
     "of a node, before": (on_result(lambda w: lambda o: (o[0] * 2,), "node.register_prehook"), EQUAL, EQUAL),

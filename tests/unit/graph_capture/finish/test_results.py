@@ -733,12 +733,14 @@ def test_parameters_and_buffers_are_such_whether_they_require_gradients_or_not()
         copied = copy.deepcopy(module)
         copied.weight.add_(isinstance(copied.weight, nn.Parameter))
         made = nn.Parameter(x * 2), nn.Parameter(x * 3, requires_grad=False), nn.Buffer(x * 4)
-        return copied, made, copied(x), isinstance(module.scale, nn.Buffer)
+        classes = type(module.weight), type(module.scale), isinstance(module.scale, nn.Buffer)
+        return copied, made, copied(x), classes
 
     captured, x = capture(program, (torch.ones(2),)), torch.arange(2.0)
     for _ in range(3):
         found, wanted = captured(x), program(x)
-        torch.testing.assert_close(found[1:], wanted[1:])
+        torch.testing.assert_close(found[1:3], wanted[1:3])
+        assert found[3] == wanted[3]
         pairs = [
             *zip(found[0].parameters(), wanted[0].parameters(), strict=True),
             *zip(found[1], wanted[1], strict=True),
@@ -747,6 +749,24 @@ def test_parameters_and_buffers_are_such_whether_they_require_gradients_or_not()
             assert torch.equal(mine, theirs) and mine.requires_grad == theirs.requires_grad
             for kind in (nn.Parameter, nn.Buffer):
                 assert isinstance(mine, kind) == isinstance(theirs, kind)
+
+
+def test_a_copied_parameter_has_memory_of_its_own_and_no_gradient() -> None:
+    flat = torch.arange(6.0)
+    module = nn.Module()
+    module.first, module.second = nn.Parameter(flat[:2]), nn.Parameter(flat.view(3, 2)[:, 0])
+    module.first.grad = torch.ones(2)
+
+    def program(x: Tensor) -> Any:
+        copied: Any = copy.deepcopy(module)
+        with torch.no_grad():
+            copied.first.add_(x)
+        return copied.first.detach(), copied.second.detach(), copied.first.grad, copied.second.stride()
+
+    x = torch.ones(2)
+    wanted = program(x)
+    torch.testing.assert_close(capture(program, (x,))(x), wanted)
+    assert wanted[2] is None
 
 
 def test_modules_that_a_program_moves() -> None:

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
 
-from functionalize import capture
+from functionalize import UnsupportedProgramError, capture
 
 Program = tuple[Callable[[Tensor], Any], Callable[[], list[Tensor]]]  # and the state that it has
 
@@ -63,7 +65,7 @@ def gradients_added_up() -> Program:
 
     def step(x: Tensor) -> Tensor:
         model(x).sum().backward()
-        norm = buffer.norm()
+        norm: Tensor = buffer.norm()
         with torch.no_grad():
             weight.sub_(0.1 * weight.main_grad)
             weight.main_grad.zero_()
@@ -81,3 +83,22 @@ def test_a_program_reads_and_writes_attributes_of_tensors(make: Callable[[], Pro
         assert torch.equal(program(x), eager(x))
         for left, right in zip(state(), wanted(), strict=True):
             assert torch.equal(left, right)
+
+
+def test_attributes_of_sharded_tensors(group_of_one: None) -> None:
+    mesh = init_device_mesh("cpu", (1,))
+    sharded: Any = nn.Parameter(DTensor.from_local(torch.ones(2), mesh, [Shard(0)]))
+    sharded.main_grad, sharded.factor, sharded.history = torch.zeros(2), 2.0, []
+
+    def step(x: Tensor) -> Any:
+        if getattr(sharded, "main_grad", None) is None or hasattr(sharded, "other"):
+            return x
+        sharded.main_grad.add_(x)
+        return sharded.main_grad * sharded.factor
+
+    x = torch.ones(2)
+    program = capture(step, (x,))
+    assert torch.equal(program(x), torch.full((2,), 2.0)) and torch.equal(program(x), torch.full((2,), 4.0))
+    assert torch.equal(sharded.main_grad, torch.full((2,), 2.0))
+    with pytest.raises(UnsupportedProgramError, match="reads the attribute `history`"):
+        capture(lambda x: x + len(sharded.history), (x,))

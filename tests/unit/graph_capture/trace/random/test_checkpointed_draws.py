@@ -239,6 +239,30 @@ def test_reentrant_regions(name: str) -> None:
     check_calls(trained(REENTRANT[name]), lambda step, x: step(x))
 
 
+def test_a_reentrant_region_in_a_step_of_an_optimizer() -> None:
+    """The learning rate is a symbol, with which the engine's own ops run torch's kernels in Python."""
+
+    def make() -> Callable[[Tensor], Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 3), nn.Dropout())
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+        def step(x: Tensor) -> Tensor:
+            optimizer.zero_grad()
+            y = checkpoint(model, x, use_reentrant=True)
+            (y * y).sum().backward()
+            optimizer.step()
+            return y.detach()
+
+        return step
+
+    eager, original = make(), make()
+    captured = capture(original, (torch.randn(3, 3, requires_grad=True),))
+    for seed in range(3):
+        calls = [called(step, seed, lambda step, x: step(x)) for step in (captured, eager)]
+        torch.testing.assert_close(*calls)
+
+
 @pytest.mark.parametrize("name", SECOND_ORDER)
 def test_gradients_of_second_order(name: str) -> None:
     check_calls(PROGRAMS[name], twice)
