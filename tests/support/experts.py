@@ -70,6 +70,10 @@ class Experts(nn.Module):
 class ByRank(Experts):
     """Rows that arrive are sorted by rank, then by expert: their chunks are sorted by expert, and back."""
 
+    def by_rank(self, counts: Tensor) -> list[int]:
+        """How many tokens each rank gets."""
+        return counts.view(self.world, LOCAL).sum(1).tolist()  # type: ignore[no-any-return]
+
     def exchanged(self, x: Tensor, received: list[int], sent: list[int]) -> Tensor:
         return exchange(self.group, x, received, sent)  # type: ignore[no-any-return]
 
@@ -79,9 +83,8 @@ class ByRank(Experts):
         counts = self.counts(choice)
         arriving = torch.empty_like(counts)
         dist.all_to_all_single(arriving, counts, group=self.group)
-        sent = counts.view(self.world, LOCAL).sum(1).tolist()
+        sent, received = self.by_rank(counts), self.by_rank(arriving)
         table = arriving.view(self.world, LOCAL)
-        received = table.sum(1).tolist()
         rows = self.exchanged(x[order], received, sent)
         chunks = rows.split(table.flatten().tolist())
         by_expert = [chunks[r * LOCAL + e] for e in range(LOCAL) for r in range(self.world)]
@@ -125,6 +128,14 @@ class Functional(ByRank):
 
     def exchanged(self, x: Tensor, received: list[int], sent: list[int]) -> Tensor:
         return functional.all_to_all_single_autograd(x, received, sent, self.group)  # type: ignore[no-any-return]
+
+
+class Listed(Functional):
+    """The length of the list of counts, which `bincount` decides, is a decision."""
+
+    def by_rank(self, counts: Tensor) -> list[int]:
+        numbers = counts.tolist()
+        return [sum(numbers[rank * LOCAL : (rank + 1) * LOCAL]) for rank in range(self.world)]
 
 
 class Differentiable(ByRank):
@@ -243,6 +254,7 @@ EXPERTS: dict[str, Makes] = {
     "a step of functional collectives": partial(_program, partial(_step, Functional), False),
     "gradients outside": partial(_program, partial(_loss, ByRank), True),
     "gradients of functional collectives outside": partial(_program, partial(_loss, Functional), True),
+    "gradients outside, beside a decision": partial(_program, partial(_loss, Listed), True),
     "gradients of torch.distributed.nn outside": partial(_program, partial(_loss, Differentiable), True),
     "two of all": partial(_program, partial(_step, TwoOfAll), False),
     "padded": partial(_program, partial(_step, Padded), False),

@@ -180,7 +180,7 @@ class GraphFinalizer:
 
         ``all_ops``: also for collectives, which a call repeats only in a graph with a backward: its order is another.
         """
-        if precheck_of(self.tracer.graph, self.tracer.root, metadata) is None:
+        if precheck_of(self.tracer.graph, self.tracer.root, metadata, once=True) is None:
             first = metadata.graph.decisions[0].location
             refuse_acting(
                 self.tracer.graph.nodes,

@@ -1,4 +1,8 @@
-"""Checks decisions that depend only on numbers among a program's inputs, before the graph computes anything."""
+"""Checks decisions before the graph computes anything: those on numbers among a program's inputs, which cost little.
+
+Where a call must not start again, since it has effects, the part of the graph that decides runs ahead, whatever its
+inputs are, unless it draws random numbers or communicates itself.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +21,12 @@ from functionalize.runtime.random_state import source_of
 
 
 def precheck_of(
-    graph: Graph, root: torch.nn.Module, metadata: ProgramMetadata
+    graph: Graph, root: torch.nn.Module, metadata: ProgramMetadata, *, once: bool = False
 ) -> Callable[[Sequence[Any]], None] | None:
-    """A function that checks a graph's decisions on inputs that are numbers; None if it branches on other data too."""
+    """A function that checks a graph's decisions ahead; None if they have to be checked while the graph runs.
+
+    ``once``: whether a call must not start again.
+    """
     results: Any = graph.output_node().args[0]
     decisions = metadata.graph.decisions
     wanted = [results[decision.output] for decision in decisions]
@@ -27,7 +34,7 @@ def precheck_of(
     placeholders = dict(zip(graph.find_nodes(op="placeholder"), metadata.taken, strict=True))
     read = {node: number for node, number in placeholders.items() if node in needed}
     numbers = all(isinstance(metadata.inputs[number].slot, NumberSlot) for number in read.values())
-    if not numbers or any(node.op == "get_attr" or _acts(node, root) for node in needed):
+    if not (numbers or once) or any(node.op == "get_attr" or _acts(node, root) for node in needed):
         return None
     part, copies = Graph(), dict[Node, Node]()
     for node in graph.nodes:
@@ -37,7 +44,8 @@ def precheck_of(
     function: Any = GraphModule(root, part).forward
 
     def precheck(inputs: Sequence[Any]) -> None:
-        answers = function(*[inputs[number] for number in read.values()])
+        with torch.no_grad():
+            answers = function(*[inputs[number] for number in read.values()])
         for number, answer in enumerate(answers):
             compare(answer, decisions, number)
 

@@ -380,8 +380,12 @@ class Specialization:
 
     @functools.cached_property
     def _precheck(self) -> Callable[[Sequence[Any]], None] | None:
-        """A function that checks the decisions before anything is computed, if they depend on Python numbers alone."""
-        return precheck_of(self.recorded.graph, self.recorded.root, self.metadata) if self.decisions else None
+        """A function that checks the decisions before anything is computed, if that is cheap, or a call runs once."""
+        if not self.decisions:
+            return None
+        described, recorded = self.metadata.graph, self.recorded
+        once = described.acts or (described.communicates and recorded.joint is not None)
+        return precheck_of(recorded.graph, recorded.root, self.metadata, once=once)
 
     @functools.cached_property
     def _function(self) -> Callable[..., Any]:

@@ -624,7 +624,9 @@ def test_exported_programs_call_what_gives_nothing() -> None:
         assert noted(form.module(), numbers(2, 3)) == expected
 
 
-def test_what_gives_nothing_is_refused_where_it_might_be_called_twice() -> None:
+def test_what_gives_nothing_is_called_once_whatever_branch_a_call_takes() -> None:
+    """What decides is computed ahead."""
+
     def branches(x: Tensor) -> Tensor:
         ops.log(x, "given")
         return x + 1 if x.sum() > 0 else x - 1
@@ -635,13 +637,22 @@ def test_what_gives_nothing_is_refused_where_it_might_be_called_twice() -> None:
         ops.log(x, "negative")
         return x - 1
 
-    text = r"branches on tensor values\n    at   .*test_custom_ops.py.*ops\.log"
-    with pytest.raises(UnsupportedProgramError, match=text):
+    for run in (branches, in_one_branch):
+        program = capture(run, (numbers(3).requires_grad_(),))
+        for sign in (1, -1, -1, 1):
+            x = (sign * numbers(3)).requires_grad_()
+            assert noted(program, x) == noted(run, x)
+            torch.testing.assert_close(program(x), run(x))
+        assert len(program.variants) == 2
+
+
+def test_what_gives_nothing_is_refused_where_it_might_be_called_twice() -> None:
+    def branches(x: Tensor) -> Tensor:
+        ops.log(x, "given")
+        return x + 1 if torch.rand(()) > 0.5 else x - 1
+
+    with pytest.raises(UnsupportedProgramError, match=r"branches on .*\n    at   .*test_custom_ops.py.*ops\.log"):
         capture(branches, (numbers(3),))
-    program = capture(in_one_branch, (numbers(3),))
-    torch.testing.assert_close(program(numbers(3)), numbers(3) + 1)
-    with pytest.raises(UnsupportedProgramError, match=text):
-        program(-numbers(3))
     chosen = capture(lambda x: torch.where(x.sum() > 0, branchless(x), x - 1), (numbers(3),))
     assert noted(chosen, -numbers(3)) == [("given", -6)]
 
