@@ -72,7 +72,7 @@ class ByRank(Experts):
 
     def by_rank(self, counts: Tensor) -> list[int]:
         """How many tokens each rank gets."""
-        return counts.view(self.world, LOCAL).sum(1).tolist()  # type: ignore[no-any-return]
+        return counts.view(self.world, LOCAL).sum(1).tolist()
 
     def exchanged(self, x: Tensor, received: list[int], sent: list[int]) -> Tensor:
         return exchange(self.group, x, received, sent)  # type: ignore[no-any-return]

@@ -296,10 +296,25 @@ def test_a_capture_for_a_call_communicates_for_this_call() -> None:
         assert sequence_number() == before + 1
 
 
-def test_branches_beside_collectives_with_gradients_are_refused() -> None:
+@pytest.mark.parametrize("func", [after_a_collective, before_a_collective, in_one_branch])
+def test_branches_beside_collectives_with_gradients_are_decided_ahead(func: Callable[[Tensor], Any]) -> None:
+    program = capture(func, (torch.ones(3, requires_grad=True),))
+    for sign in (1, -1, 1, -2):
+        results, numbers = [], [sequence_number()]
+        for call in (func, program):
+            x = torch.full((3,), float(sign), requires_grad=True)
+            y = call(x)
+            results.append([y.detach(), *torch.autograd.grad(y.sum(), x)])
+            numbers.append(sequence_number())
+        torch.testing.assert_close(*results)
+        assert numbers[2] - numbers[1] == numbers[1] - numbers[0]
+    assert len(program.variants) == 2
+
+
+def test_branches_on_what_was_communicated_with_gradients_are_refused() -> None:
     x = torch.ones(3, requires_grad=True)
     with pytest.raises(UnsupportedProgramError, match="all_reduce, a collective operation, in a program that branches"):
-        capture(after_a_collective, (x,))
+        capture(by_a_collective, (x,))
 
 
 def test_a_second_derivative_of_a_program_that_communicates_is_refused() -> None:
