@@ -7,6 +7,7 @@ inputs are, unless it draws random numbers or communicates itself.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch.fx import Graph, GraphModule, Node
 from functionalize.ops.collectives import communicates
 from functionalize.python_state.slots import NumberSlot
 from functionalize.reachability import nodes_behind
-from functionalize.runtime.decisions import compare
+from functionalize.runtime.decisions import compare, with_checks
 from functionalize.runtime.metadata import ProgramMetadata
 from functionalize.runtime.random_state import source_of
 
@@ -41,6 +42,7 @@ def precheck_of(
         if node in needed:
             copies[node] = part.node_copy(node, copies.__getitem__)
     part.output(tuple(copies[node] if isinstance(node, Node) else node for node in wanted))
+    with_checks(part, [replace(decision, output=number) for number, decision in enumerate(decisions)])
     function: Any = GraphModule(root, part).forward
 
     def precheck(inputs: Sequence[Any]) -> None:

@@ -278,10 +278,10 @@ class Specialization:
         compute = composed(metadata, compute)
         if self.decisions and self._precheck is None:
             compute = partial(comparing_decisions, metadata, self._function, compute)
-        if self.capture.catches and not metadata.graph.acts:
-            compute = partial(catching, metadata, self._draws, compute)
         if self._precheck is not None:
             compute = partial(after_precheck, self._precheck, compute)
+        if self.capture.catches and not metadata.graph.acts:
+            compute = partial(catching, metadata, self._draws, compute)
         if any(number not in metadata.unused for number in self.guards.sources.gradients):
             compute = partial(adding_gradients, self.guards.missing_gradients, metadata, compute)
         return compute

@@ -311,6 +311,35 @@ def test_branches_beside_collectives_with_gradients_are_decided_ahead(func: Call
     assert len(program.variants) == 2
 
 
+def caught_beside_a_branch(x: Tensor, place: Tensor) -> Any:
+    y = functional.all_reduce(x, "sum", dist.group.WORLD)
+    try:
+        return y * 2 if torch.arange(3.0)[place].sum() > 0 else y
+    except IndexError:
+        return y.cos()
+
+
+def on_one_branch(x: Tensor, place: Tensor) -> Any:
+    y = functional.all_reduce(x, "sum", dist.group.WORLD)
+    if x.sum() > 0 and torch.arange(3.0)[place].sum() > 0:
+        return y * 2
+    return y.sin()
+
+
+@pytest.mark.parametrize("func", [caught_beside_a_branch, on_one_branch])
+def test_an_operator_that_decides_ahead_may_raise(func: Callable[[Tensor, Tensor], Tensor]) -> None:
+    program = capture(func, (torch.ones(3, requires_grad=True), torch.tensor([1])))
+    for sign, place in ((1, 1), (-1, 7), (-1, 1)):
+        results, numbers = [], [sequence_number()]
+        for call in (func, program):
+            x = torch.full((3,), float(sign), requires_grad=True)
+            y = call(x, torch.tensor([place]))
+            results.append([y.detach(), *torch.autograd.grad(y.sum(), x)])
+            numbers.append(sequence_number())
+        torch.testing.assert_close(*results)
+        assert numbers[2] - numbers[1] == numbers[1] - numbers[0]
+
+
 def test_branches_on_what_was_communicated_with_gradients_are_refused() -> None:
     x = torch.ones(3, requires_grad=True)
     with pytest.raises(UnsupportedProgramError, match="all_reduce, a collective operation, in a program that branches"):
