@@ -30,7 +30,7 @@ from functionalize.python_state.walk import is_module
 from functionalize.runtime.autograd.partition import PartitionFn
 from functionalize.runtime.calls.program import CapturedProgram
 from functionalize.runtime.calls.specialization import Capture, Recorded
-from functionalize.runtime.capturing import CAPTURING
+from functionalize.runtime.capturing import CAPTURING, garbage_kept
 from functionalize.runtime.communication import logging_capture
 from functionalize.runtime.decisions import Answers
 from functionalize.transform.functions.numbers import Conversions
@@ -141,7 +141,7 @@ def capture(
             **{option: how[option] for option in ("as_views", "adapt") if option in how},
         )
         exporting = answers_of_export() if is_exporting else contextlib.nullcontext()
-        with CAPTURING, exporting, logging_capture(f"{name}, again"):
+        with CAPTURING, garbage_kept(), exporting, logging_capture(f"{name}, again"):
             return _captured(request)
 
     with logging_capture(name) as log:

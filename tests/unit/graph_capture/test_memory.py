@@ -108,6 +108,34 @@ def test_intermediates_die_with_the_run() -> None:
     assert program(torch.ones(3)) == 14
 
 
+def test_no_garbage_is_collected_while_a_program_is_captured() -> None:
+    """A finalizer of an object that the program does not know would run among its ops."""
+    buffer, objects = torch.zeros(3), 500_000  # enough for a collection of old objects
+
+    class Finalized:
+        def __init__(self) -> None:
+            self.itself = self
+
+        def __del__(self) -> None:
+            buffer.add_(1)
+
+    def allocating(x: Tensor) -> tuple[Tensor, int]:
+        return (x + buffer).sin(), len([[] for _ in range(objects)])
+
+    capture(allocating, (torch.ones(3),))
+    garbage = Finalized()
+    gc.collect()  # it is old from now on
+    del garbage
+    program = capture(allocating, (torch.ones(3),))
+    assert [node.target for node in program.graph.nodes if node.op == "call_function"] == [
+        torch.ops.aten.add.Tensor,
+        torch.ops.aten.sin.default,
+    ]
+    assert gc.isenabled()
+    gc.collect()
+    assert torch.equal(buffer, torch.ones(3))
+
+
 @pytest.mark.slow(seconds=40)
 @pytest.mark.every(4)
 @pytest.mark.parametrize("make", PROGRAMS, ids=NAMES)
