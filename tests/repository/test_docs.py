@@ -233,6 +233,11 @@ def test_demo_ends_well() -> None:
     assert "Both graphs are pure and equal to eager." in run_script("examples/demo.py")
 
 
+# A thread of gloo that still holds a tensor when the interpreter ends aborts the process, in eager programs too
+# (pytorch issue 190489). A barrier makes it rare, and only processes without DTensors can join these threads.
+ABORTED_AT_EXIT = "terminate called without an active exception"
+
+
 @pytest.mark.slow(seconds=10)
 def test_the_page_on_many_ranks_shows_its_example_and_what_two_ranks_print() -> None:
     blocks = [
@@ -242,7 +247,14 @@ def test_the_page_on_many_ranks_shows_its_example_and_what_two_ranks_print() -> 
     shown = "".join(body for language, body in blocks if language == "text")
     example = "examples/many_ranks.py"
     assert len(code) == 4 and all(part in (ROOT / example).read_text() for part in code)
-    assert shown == run_script("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", example)
+    two_ranks = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", example)
+    try:
+        printed = run_script(*two_ranks)
+    except AssertionError as error:
+        if ABORTED_AT_EXIT not in str(error):
+            raise
+        printed = run_script(*two_ranks)
+    assert shown == printed
 
 
 @pytest.mark.full(seconds=10)
