@@ -32,7 +32,7 @@ class Samples:
     def note(self, number: int, frame: FrameType | None) -> None:
         """Count the line that runs; a line of torch's also for the innermost part of ours that called it."""
         assert frame is not None
-        self.lines[frame.f_code.co_filename, frame.f_lineno] += 1
+        self.lines[frame.f_code.co_filename, frame.f_lineno or 0] += 1  # code that torch generates may have no line
         part = _part(frame.f_code.co_filename)
         inner = part
         while inner == "torch" and frame.f_back is not None:
