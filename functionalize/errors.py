@@ -113,6 +113,11 @@ class InputMismatchError(ValueError):
 class StateMismatchError(InputMismatchError):
     """A captured program changes Python state, and found it at another value than when it was captured."""
 
+    def __init__(self, what: str, *, hint: str, containers: Sequence[object] = (), is_option: bool = True) -> None:
+        """``is_option``: whether the program's author chooses the value, so that another one may be a mistake."""
+        super().__init__(what, hint=hint, containers=containers)
+        self.is_option = is_option
+
 
 class NumberMismatchError(StateMismatchError):
     """A captured program found another number in Python state: a new capture may make the number an input."""

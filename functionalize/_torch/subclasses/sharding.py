@@ -8,6 +8,7 @@ Invariant: once a capture is over, no plan holds a symbol of it.
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,8 +21,8 @@ _ON_LISTS = ("aten::_foreach_", "aten::_fused_")
 
 def forget_plans() -> None:
     """Drop all plans; torch makes them again when they are needed."""
-    debug: Any = sys.modules.get("torch.distributed.tensor.debug")
-    if debug is not None:
+    if "torch.distributed.tensor" in sys.modules:
+        debug: Any = importlib.import_module("torch.distributed.tensor.debug")
         debug._clear_sharding_prop_cache()  # the public module has no public name for it
 
 

@@ -30,6 +30,7 @@ from functionalize.refusals.python_objects import GRADIENT_LEFT_ELSEWHERE, TENSO
 _LRU_CACHE = type(functools.lru_cache(lambda: None))
 _PASSED = (list, tuple, dict, set, types.CellType)  # holders that have no name
 _IGNORED = (types.FrameType, weakref.ReferenceType)
+_OF_PYTHON = 1 << 9  # the flag of a class that a `class` statement has made
 _MOMENT = 0.2  # seconds
 _STEPS = 4  # how many levels of holders are searched
 
@@ -58,7 +59,8 @@ class Traced:
     def _kept(self) -> list[Any]:
         """Chains of holders of traced tensors, without those of this package."""
         chains = _holders([tensor for tensor, _ in self.alive()])
-        return [chain for chain in _whole(chains) if not (any(map(_is_ours, chain)) or _is_unnamed(chain))]
+        own = set(map(id, chains))
+        return [chain for chain in _whole(chains) if not (any(map(_is_ours, chain)) or _is_unnamed(chain[-1], own))]
 
     def _drop_hooks(self) -> None:
         """Drop the hooks on gradients that the run has registered; all others are those of the originals."""
@@ -90,9 +92,15 @@ class Traced:
         )
 
 
-def _is_unnamed(chain: tuple[Any, ...]) -> bool:
-    """Whether a chain ends at a wrapper of the traced tensor: code in C++ holds it."""
-    return all(isinstance(part, torch.Tensor) for part in chain)
+def _is_unnamed(holder: Any, own: set[int]) -> bool:
+    """Whether no object of Python's holds a holder: code in C++ does, as autograd holds what hooks have packed.
+
+    ``own``: the objects of this search.
+    """
+    if not (isinstance(holder, (torch.Tensor, *_PASSED)) or type(holder).__flags__ & _OF_PYTHON):
+        return False
+    further = [object for object in gc.get_referrers(holder) if not isinstance(object, _IGNORED)]
+    return all(id(object) in own for object in further)
 
 
 def take_back(written: Iterable[tuple[torch.Tensor, int]], constants: Iterable[torch.Tensor]) -> None:

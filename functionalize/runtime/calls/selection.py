@@ -82,8 +82,9 @@ class Specializations:
         refused = [refusals.pop(self.first), *refusals.values()]
         error_types = {type(error) for error in refused}
         changes = set[int]().union(*(specialization.guards.changes for specialization in self.kept))
-        # Whether the program itself changes what differs.
+        # Whether the program itself changes what differs, or nobody chooses it.
         own = any(id(held) in changes for error in refused for held in error.containers)
+        own |= any(isinstance(error, StateMismatchError) and not error.is_option for error in refused)
         follows = own or GradientMismatchError in error_types or self.on_guard_failure == "recapture"
         if not (follows or error_types & {StateMismatchError, NumberMismatchError}):
             raise refused[0]

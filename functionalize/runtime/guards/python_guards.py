@@ -56,6 +56,7 @@ _OF_MODULES = ATTRIBUTES_OF_MODULES - {"training", *HOOKS_OF_MODULES}
 LENGTH = object()  # in the place of a key: how many entries a container has
 ORDER = object()  # likewise: its keys, in order
 _NEVER_CHANGED = {Comparison.VALUE, Comparison.EQUALITY, Comparison.IDENTITY}  # to a program, these never change inside
+_WRAPPERS = ("torch.distributed.", "torch.nn.parallel.")  # of models: what they keep changes with each run of the model
 _EMPTY_IS_FALSE = (dict, OrderedDict, list)  # `not container` takes a third of the time of `len`
 _CHANGES_IT = (
     "the program changes it, and supports only the value from the capture: restore that value, or capture again"
@@ -133,8 +134,14 @@ class PythonGuard(NamedTuple):
     def failure(self, now: Any) -> InputMismatchError:
         """The error for another value."""
         numbers = self.key is not LENGTH and is_numbers(now) and is_numbers(self.value)
-        error = partial(NumberMismatchError, key=self.key) if numbers else StateMismatchError
+        error = partial(NumberMismatchError, key=self.key) if numbers else self._state_error(now)
         return mismatch(f"`{self.path}`", now, self.content, error, containers=[self.container])
+
+    def _state_error(self, now: Any) -> Callable[..., StateMismatchError]:
+        is_reordered = self.key is ORDER and set(now) == set(self.content)
+        owner = self.source.owner
+        is_of_wrapper = owner is not None and type(owner.value).__module__.startswith(_WRAPPERS)
+        return partial(StateMismatchError, is_option=not (is_reordered or is_of_wrapper))
 
 
 # Takes a tuple of all fields, and is three times as fast as the class: a large model has thousands of guards.

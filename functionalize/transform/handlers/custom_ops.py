@@ -119,7 +119,9 @@ def _in_graph(call: WritingCall) -> Any:
     named |= {argument.name: arg for argument, arg in zip(own, call.args, strict=False)} | dict(call.kwargs)
     # What the op writes, by the names that `auto_functionalized_v2` has for it.
     targets = {name: handle for w in call.row.written for name, handle in _targets(w.name, named.get(w.name))}
-    shared = _shared(context, func, targets, named)
+    names = {w.name for w in call.row.written}
+    read = tensor_leaves((), {name: arg for name, arg in named.items() if name not in names})
+    shared = _shared(context, func, targets, list(read))
     lists = [named[w.name] for w in call.row.written if w.is_list and named.get(w.name) is not None]
     if shared or any(item is None for items in lists for item in items):  # `auto_functionalized` needs a tensor
         return call.returned(_with_bases(call, named, targets, shared))
@@ -151,17 +153,16 @@ def _values(context: FunctionalizationContext, arg: Any) -> Any:
 
 
 def _shared(
-    context: FunctionalizationContext, func: Any, targets: dict[str, torch.Tensor], named: Kwargs
+    context: FunctionalizationContext, func: Any, targets: dict[str, torch.Tensor], read: list[torch.Tensor]
 ) -> dict[int, Layout]:
     """By storage in which written arguments overlap: the flat layout around all written arguments there."""
-    tensors = list(tensor_leaves((), named))
+    written = list(targets.values())
+    tensors = [*written, *read]
     if len(set(map(storage_key, tensors))) == len(tensors):
         return {}
-    written = list(targets.values())
-    ids = set(map(id, written))
     for name, handle in targets.items():
-        for other in tensors:
-            if id(other) not in ids and _may_overlap(context, handle, other):
+        for other in read:
+            if _may_overlap(context, handle, other):
                 raise CUSTOM_READS_WHAT_IT_WRITES.error(op=func, argument=name)
     groups: dict[int, list[Layout]] = {}
     for handle in written:
