@@ -29,6 +29,7 @@ from functionalize._torch import (
     settled,
 )
 from functionalize._torch.fakes import FakeFactory, FakeTensor, below_dispatch, data_dependent, fake_device
+from functionalize._torch.subclasses.wrappers import is_ragged
 from functionalize._torch.symbols.traced_symbols import compared, endless, is_endless, is_foregone
 from functionalize._torch.symbols.tracing import (
     ProxyTorchDispatchMode,
@@ -82,6 +83,8 @@ class RecordingMode(ProxyTorchDispatchMode):
         return self._dispatch(func, args, kwargs or {}) if out is meta_cache.MISS else out
 
     def __sym_dispatch__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if any(map(is_ragged, args)):
+            return func(*args, **kwargs)
         if is_endless(func, args):
             return endless(self.tracer, func, args)
         args = tuple(map(settled, args))

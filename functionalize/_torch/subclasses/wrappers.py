@@ -22,6 +22,8 @@ from functionalize._torch.tensors import PLAIN_TYPES, FakeTensor
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 _MASKED = ("_masked_data", "_masked_mask")  # what masked tensors hold: torch's class does not say it
+JAGGED: Any = torch.nested._internal.nested_tensor  # the module that makes nested tensors
+DESCRIBING_VIEWS = "_nt_view_dummy"  # its function that gives a tensor which it makes once, and keeps
 _RAGGED = "*"  # in place of a ragged size, which is another symbol for each nested tensor
 
 

@@ -73,6 +73,11 @@ def opaque_float(tracer: Any, func: Any, args: Any) -> torch.SymFloat:
     return _opaque(tracer, func, args, "create_unbacked_symfloat")  # type: ignore[no-any-return]
 
 
+def opaque_integer(tracer: Any, func: Any, args: Any) -> torch.SymInt:
+    """A new symbol for the result of a function of symbols that returns a whole number."""
+    return _opaque(tracer, func, args, "create_unbacked_symint")  # type: ignore[no-any-return]
+
+
 def whole_number_of(tracer: Any, condition: Any) -> Any:
     """A new symbol for a data-dependent bool as a whole number: 0 or 1."""
     from torch.fx.experimental.symbolic_shapes import constrain_range  # here: loads sympy

@@ -15,13 +15,16 @@ from typing import Any
 
 import torch
 
+from functionalize._torch.dispatch import kernels_alone
 from functionalize._torch.distributed.collectives import of_symbols
 from functionalize._torch.subclasses.sharding import PLANNER, dispatcher, planning_once
+from functionalize._torch.subclasses.wrappers import DESCRIBING_VIEWS, JAGGED
 from functionalize.graph_capture.inputs.tensor_attributes import TensorAttributes
 from functionalize.graph_capture.parallel_modules import ParallelModules
 from functionalize.graph_capture.refusals.refused_calls import rows_for_processes, rows_for_streams
 from functionalize.graph_capture.refusals.started_threads import rows_for_threads
 from functionalize.graph_capture.trace.numbers.number_methods import Hashed, rows_for_methods
+from functionalize.graph_capture.trace.numbers.numpy_functions import rows_for_numpy
 from functionalize.graph_capture.trace.numbers.symbolic_math import rows_for_math
 from functionalize.graph_capture.trace.numbers.texts import Texts
 from functionalize.graph_capture.trace.patched_type_checks import TypeChecks
@@ -48,6 +51,7 @@ class RunPatches:
         yield from rows_for_streams()
         yield from self.parallel.rows()
         yield from rows_for_plans()
+        yield from rows_for_jagged()
         yield from rows_for_processes()
         yield from self.draws.rows()
         yield from self.attributes.rows()
@@ -58,12 +62,18 @@ class RunPatches:
     def rows_for_symbols(self) -> Iterator[Patch]:
         """Methods of symbols, of loggers and of process groups. A later row of a name builds on the earlier one."""
         yield from rows_for_methods(self.tracer, self.environment, self.texts, self.hashed)
+        yield from rows_for_numpy(self.tracer)
         yield from self.texts.rows()
         yield from rows_for_splits()
 
     def patches(self) -> Patches:
         """All rows, to be entered around the run."""
         return Patches(self.rows(), self.rows_for_symbols)
+
+
+def rows_for_jagged() -> Iterator[Patch]:
+    """Have torch make the tensor that describes views to nested ones, which it keeps, outside of the trace."""
+    yield Patch(JAGGED, DESCRIBING_VIEWS, lambda describing: kernels_alone()(describing))
 
 
 def rows_for_plans() -> Iterator[Patch]:

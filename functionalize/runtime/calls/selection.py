@@ -80,13 +80,14 @@ class Specializations:
                 return chosen
             refusals[specialization] = inputs
         refused = [refusals.pop(self.first), *refusals.values()]
-        error_types = {type(error) for error in refused}
         changes = set[int]().union(*(specialization.guards.changes for specialization in self.kept))
         # Whether the program itself changes what differs, or nobody chooses it.
         own = any(id(held) in changes for error in refused for held in error.containers)
-        own |= any(isinstance(error, StateMismatchError) and not error.is_option for error in refused)
-        follows = own or GradientMismatchError in error_types or self.on_guard_failure == "recapture"
-        if not (follows or error_types & {StateMismatchError, NumberMismatchError}):
+        of_state = [error for error in refused if isinstance(error, StateMismatchError)]
+        own |= not all(error.is_option for error in of_state)
+        by_gradients = any(isinstance(error, GradientMismatchError) for error in refused)
+        follows = own or by_gradients or self.on_guard_failure == "recapture"
+        if not (follows or of_state):
             raise refused[0]
         made = self.captured(arguments, order=0 if arguments.are_examples else 1)
         numbers = [error for error in refused if isinstance(error, NumberMismatchError)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import types
 import warnings
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import lr_scheduler as schedulers
 
 from functionalize import capture
@@ -407,3 +408,27 @@ def test_each_optimizer_with_each_scheduler(optimizer: str, scheduler: str, insi
 @pytest.mark.parametrize("optimizer", SPARSE)
 def test_sparse_gradients_with_each_scheduler(optimizer: str, scheduler: str, inside: bool) -> None:
     assert captures_of_worlds(lambda: _sparse_world(optimizer, SCHEDULERS[scheduler], inside), inside) <= FEW
+
+
+def test_states_are_loaded_after_one_call() -> None:
+    """`load_state_dict` gives the options of a group another order."""
+    steps = []
+    for _ in range(2):
+        layer = nn.Linear(3, 3)
+        nn.init.ones_(layer.weight), nn.init.zeros_(layer.bias)
+        optimizer = torch.optim.AdamW(layer.parameters())
+
+        def step(x: Tensor, layer: nn.Linear = layer, optimizer: torch.optim.AdamW = optimizer) -> Tensor:
+            optimizer.zero_grad()
+            layer(x).square().sum().backward()
+            optimizer.step()
+            return layer.weight.detach().clone()
+
+        steps.append((step, optimizer))
+    x = torch.arange(6.0).view(2, 3)
+    (step, optimizer), (other, its_optimizer) = steps
+    program = capture(step, (x,))
+    for _ in range(3):
+        assert torch.equal(program(x), other(x))
+        for loading in (optimizer, its_optimizer):
+            loading.load_state_dict(copy.deepcopy(loading.state_dict()))

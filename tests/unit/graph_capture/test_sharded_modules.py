@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from functionalize import capture, verify
 from functionalize._torch.distributed.worlds import fake_world
-from functionalize.errors import StateMismatchError, UnsupportedProgramError
+from functionalize.errors import UnsupportedProgramError
 from functionalize.ops.collectives import Way, collective
 from tests.support.ranks import Program, assert_right, refusals
 
@@ -349,6 +349,22 @@ def test_a_backward_outside_that_does_not_reduce_is_refused(name: str) -> None:
     assert all("reduce" in message for message in refusals(partial(program, name), "forward"))
 
 
+def evaluated_between(rank: int, world: int, group: Any) -> Program:
+    """A step, and an evaluation in eager after each call."""
+    step, x = Case(optimizer=SGD).on(world), torch.arange(24.0).view(6, 4).sin() + rank
+
+    def left() -> Tensor:
+        with torch.no_grad():
+            return step.model(x)  # type: ignore[no-any-return]
+
+    return Program(step, lambda call: (x + call,), left=left)
+
+
+@pytest.mark.slow
+def test_evaluations_in_eager_between_captured_steps() -> None:
+    assert_right(evaluated_between)
+
+
 @pytest.mark.slow
 def test_checkpoints_of_captured_steps_are_eagers() -> None:
     assert_right(saved)
@@ -419,15 +435,17 @@ def test_a_graph_of_steps_is_functional() -> None:
         assert len(captured.variants) == 1  # with and without gradients
 
 
-def test_an_option_that_changed_is_named() -> None:
+def test_what_a_module_keeps_between_calls_is_captured_again() -> None:
     x = torch.ones(6, 4)
     with fake_world(2, 0):
         step = Case().on(2)
         captured = capture(step, (x,))
-        captured(x)
+        _, *trained = captured(x)
         step.model.set_requires_gradient_sync(False)
-        with pytest.raises(StateMismatchError, match="reduce_grads"):
-            captured(x)
+        assert all(map(torch.equal, captured(x)[1:], trained))  # no gradient is reduced
+        with torch.no_grad():
+            step.model(x)  # leaves the outermost parameters gathered
+        captured(x)
 
 
 def test_what_a_call_cannot_put_back_is_refused() -> None:

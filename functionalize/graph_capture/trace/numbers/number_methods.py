@@ -129,6 +129,7 @@ _OF_NUMBERS: dict[str, Any] = {  # of all numbers
     "__divmod__": lambda number, other: (number // other, number % other),
     "__rdivmod__": lambda number, other: (other // number, other % number),
     "real": property(lambda number: number),
+    "item": lambda number: number,  # of what NumPy computes
 }
 _OF_INTEGERS: dict[str, Any] = {
     "__invert__": lambda number: -number - 1,

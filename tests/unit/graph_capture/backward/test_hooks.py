@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.graph import get_gradient_edge, register_multi_grad_hook, saved_tensors_hooks
+from torch.autograd.graph import get_gradient_edge, register_multi_grad_hook, save_on_cpu, saved_tensors_hooks
 from torch.nn.modules import module as modules
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -260,6 +260,19 @@ def saving(pack: Callable[[World], Any], unpack: Callable[[World], Any]) -> Forw
             return world.loss(x)
 
     return forward
+
+
+def test_what_hooks_pack_is_held_by_autograd_alone() -> None:
+    layer = nn.Linear(3, 3)
+
+    def moved(x: Tensor) -> Tensor:
+        with save_on_cpu():
+            return layer(x).exp().sin()  # type: ignore[no-any-return]
+
+    x = EXAMPLES[0]
+    ours, eager = capture(moved, (x,))(x), moved(x)
+    assert torch.equal(ours, eager)
+    assert torch.equal(*(torch.autograd.grad(y.sum(), layer.weight)[0] for y in (ours, eager)))
 
 
 def of_many_results(world: World, x: Tensor, handles: Handles) -> Tensor:

@@ -398,6 +398,29 @@ NESTED: dict[str, Case] = {
 }
 
 
+def test_gradients_go_through_a_nested_tensor_that_the_program_makes() -> None:
+    network = nn.Linear(8, 8)
+
+    def network_of(*rows: Tensor) -> Tensor:
+        nested: Any = torch.nested.as_nested_tensor([*rows], layout=torch.jagged)
+        return network(nested).sin().to_padded_tensor(0.0)  # type: ignore[no-any-return]
+
+    rows = [numbers(length, 8).requires_grad_() for length in (2, 3)]
+    captured = capture(network_of, rows)
+    ours, eager = captured(*rows), network_of(*rows)
+    assert torch.equal(ours, eager)
+    weights = [*rows, network.weight]
+    gradients = [torch.autograd.grad(padded.sum(), weights) for padded in (ours, eager)]
+    assert all(map(torch.equal, *gradients))
+
+
+def test_the_first_nested_tensor_of_a_process_may_be_made_in_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.nested._internal.nested_tensor, "_dummy_instance", None)
+    rows = [numbers(2, 8), numbers(3, 8)]
+    captured = capture(NESTED["made of rows"].program, (rows,))
+    assert torch.equal(captured(rows).values(), torch.cat(rows) * 2)
+
+
 @pytest.mark.parametrize("name", NESTED)
 def test_nested_tensors_do_what_eager_does(name: str) -> None:
     case = NESTED[name]

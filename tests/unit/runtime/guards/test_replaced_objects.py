@@ -455,3 +455,32 @@ def test_a_call_keeps_no_object_among_its_arguments() -> None:
         assert [reference() for reference in kept] == [None, None]
     finally:
         gc.enable()
+
+
+class Rectified(torch.nn.ReLU):
+    pass
+
+
+class Listed(list[int]):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("value", "name", "use"),
+    [
+        (Rectified(), "forward", lambda value, x: value(x)),
+        (Listed([1, 2]), "index", lambda value, x: x * value.index(2)),
+    ],
+    ids=["module", "list"],
+)
+def test_a_class_may_get_a_method_in_the_place_of_its_bases(
+    value: Any, name: str, use: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program, again = (
+        capture(lambda x: use(value, x), (X,), on_guard_failure=policy) for policy in ("raise", "recapture")
+    )
+    program(X), again(X)
+    monkeypatch.setattr(type(value), name, lambda self, x: x * 9, raising=False)
+    with pytest.raises(InputMismatchError, match=name):
+        program(X)
+    assert torch.equal(again(X), X * 9 if name == "forward" else X * 18)

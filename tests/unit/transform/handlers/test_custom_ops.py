@@ -808,3 +808,9 @@ def test_errors_of_kernels_stay_as_they_are() -> None:
     with pytest.raises(ValueError, match="nobody"):
         torch.ops.functionalize_custom_ops.of_wrong_fake(torch.ones(2, device="meta"))
     assert functionalize(_catches)(torch.ones(2)).tolist() == [2, 2]
+
+
+@pytest.mark.parametrize("read", [lambda x: x, lambda x: x[1:]], ids=["the same", "a part"])
+def test_an_operator_that_reads_what_it_writes_is_refused(read: Callable[[Tensor], Tensor]) -> None:
+    with pytest.raises(UnsupportedMutationError, match="reads another argument with the same elements"):
+        capture(lambda x: count_calls(x, read(x)), (torch.ones(3),))

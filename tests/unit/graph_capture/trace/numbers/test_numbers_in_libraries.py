@@ -60,6 +60,42 @@ def test_a_number_of_numpys_is_given_as_it_is() -> None:
         assert ours == eager
 
 
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: torch.arange(2) * np.floor(x.sum().item()),
+        lambda x: torch.arange(2) * np.clip(x.sum().item(), 3, 5),
+        lambda x: torch.arange(2) * np.round(x.sum().item(), decimals=1),
+        lambda x: x * float(np.exp(x.sum().item())),
+        lambda x: x * np.sqrt(x.nonzero().shape[0]),
+        lambda x: x.new_zeros(int(np.ceil(x.nonzero().shape[0] / 2))),
+        lambda x: x * (np.float64(2) / x.sum().item()),
+        lambda x: x * float((np.ones(2) * x.sum().item()).sum()),
+    ],
+    ids=["floor", "clip", "round", "exp", "sqrt", "a size", "divided", "array"],
+)
+def test_functions_of_numpys_of_data_dependent_numbers(f: Any) -> None:
+    program = capture(f, (_INPUTS[0],))
+    for x in _INPUTS:
+        assert torch.equal(program(x), f(x))
+        assert program(x).dtype == f(x).dtype
+    assert len(program.variants) == 1 or f(_INPUTS[0]).numel() != f(_INPUTS[2]).numel()
+
+
+def test_a_number_may_be_none_to_numpy() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        try:
+            bad = np.isnan(x.sum().item()) or not np.isfinite(x.max().item())
+        except TypeError:
+            bad = True
+        return x * 0 if bad else x * 2
+
+    program = capture(f, (_INPUTS[0],))
+    for x in (*_INPUTS, torch.tensor([torch.nan, 1.0]), torch.tensor([torch.inf, 1.0])):
+        assert torch.equal(program(x).isnan(), f(x).isnan())
+        assert torch.equal(program(x).nan_to_num(), f(x).nan_to_num())
+
+
 def test_a_number_that_a_library_does_not_take_is_told_of() -> None:
     with pytest.raises(UnsupportedProgramError, match=r"takes only plain Python numbers(.|\n)*float\(\)"):
         capture(lambda x: json.dumps({"loss": x.mean().item()}), (torch.ones(3),))
