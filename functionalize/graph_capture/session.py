@@ -376,7 +376,7 @@ class CaptureSession(RecordingSession):
             catches=inputs.follower.code.catches,
             converts=inputs.follower.code.converts,
             unread=self._unread.calls,
-            runs_as_written=self.parallel.rearrange,
+            runs_as_written=self.parallel.rearrange or recorded.reaches_made,
         )
 
 

@@ -6,7 +6,7 @@ Invariant: a captured backward that could not give the right gradients is refuse
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -116,12 +116,23 @@ def _refusal(function: Any) -> NoFormulaError | None:
 _WITHOUT_FORMULA = f"{WithoutFormula.__name__}Backward"
 
 
-def refuse_gradients_of_made(handles: Sequence[torch.Tensor], aliases: Sequence[OutputAlias]) -> None:
-    """Raise where a leaf that the program made and hands out would get a gradient from its other results."""
-    made = {id(handle) for alias, handle in zip(aliases, handles, strict=False) if alias.leaf is not None}
-    behind = functions_behind(tensor.grad_fn for tensor in handles) if made else ()
-    if any(id(getattr(function, "variable", None)) in made for function in behind):
+def reach_made_leaves(
+    handles: Sequence[torch.Tensor], aliases: Sequence[OutputAlias], returned: Container[int]
+) -> bool:
+    """Whether a leaf that the program made, and keeps, would get a gradient from its results.
+
+    ``returned``: the numbers of the handles that the program returns.
+
+    Raises:
+        UnsupportedProgramError: a leaf that it returns would.
+    """
+    leaves = [number for number, alias in enumerate(aliases[: len(handles)]) if alias.leaf is not None]
+    behind = functions_behind(tensor.grad_fn for tensor in handles) if leaves else ()
+    reached = {id(getattr(function, "variable", None)) for function in behind}
+    reached_leaves = [number for number in leaves if id(handles[number]) in reached]
+    if any(number in returned for number in reached_leaves):
         raise LEAF_GIVEN_AWAY.error()
+    return bool(reached_leaves)
 
 
 def check_differentiable(gradients: Sequence[Any], sources: Sequence[Any]) -> None:

@@ -26,7 +26,7 @@ from functionalize.call_stack import Location, Origin
 from functionalize.graph_capture.backward.dependence import counting_from_storages, drop_dead
 from functionalize.graph_capture.backward.differentiability import (
     forgets,
-    refuse_gradients_of_made,
+    reach_made_leaves,
     refuse_new_histories,
     refuse_views_at_unknown_offsets,
     refused_write,
@@ -140,7 +140,7 @@ class GraphFinalizer:
         results = self._add_results(references, others, gradients)
         analysis = OutputAnalysis(self.inputs, layouts, not whole, self.context.notes.hooked)
         aliases = analysis.outputs(self.objects, self._results, held)
-        refuse_gradients_of_made(() if whole else self.handles, aliases)
+        reaches_made = reach_made_leaves(() if whole else self.handles, aliases, range(left, end_of_result))
         read, sized = looked_up(mutations, aliases, analysis.bases), (self.inputs, layouts.before, aliases)
         symbols = symbol_sources(self.tracer, self.outputs, sized, read, joint.asserted())
         refuse_views_at_unknown_offsets(aliases, symbols)
@@ -166,7 +166,8 @@ class GraphFinalizer:
         if (metadata.graph.acts or metadata.graph.communicates) and decisions.all:
             self._refuse_acting(metadata, all_ops=traced is not None)
         ended = self._recorded(metadata, traced(metadata) if callable(traced) else traced)
-        return replace(ended, refused=joint.refused if isinstance(ended.joint, JointGraph) else {})
+        refused = joint.refused if isinstance(ended.joint, JointGraph) else {}
+        return replace(ended, refused=refused, reaches_made=reaches_made)
 
     def _adds_to_wrappers(self) -> bool:
         """Whether gradients that are wrappers were written: autograd accumulates these in place."""

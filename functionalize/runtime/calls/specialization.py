@@ -77,6 +77,7 @@ class Recorded:
     asked: Mapping[tuple[int, str], Location | None]  # questions on inputs, by number, with the lines that ask
     endings: Sequence[tuple[frozenset[Node], str]] = ()  # where gradients end: nodes, and the place in words
     refused: Mapping[int, Exception] = field(default_factory=dict)  # results without gradients, and the reason
+    reaches_made: bool = False  # whether gradients of results would reach a leaf that the program makes and keeps
 
 
 @dataclass(frozen=True, eq=False)

@@ -1202,3 +1202,31 @@ def test_a_history_in_state_that_a_program_reads_detached_is_not_gone_back_throu
 
     assert len(gradients(capturing=True)) == 3
     torch.testing.assert_close(gradients(capturing=True), gradients(capturing=False))
+
+
+class Lazy(nn.Module):
+    """A module that makes its layer in its first call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer: nn.Module | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.layer is None:
+            self.layer = nn.Linear(x.shape[-1], 2)
+        return self.layer(x).sin()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("policy", ["raise", "recapture"])
+def test_a_module_may_make_its_parameters_in_the_first_call(policy: str) -> None:
+    eager, module = Lazy(), Lazy()
+    program = capture(module, (torch.ones(4, 3),), on_guard_failure=policy)
+    assert module.layer is None
+    for number in range(3):
+        x = torch.arange(12.0).view(4, 3) + number
+        for run in (eager, program):
+            torch.manual_seed(number)
+            run(x).square().sum().backward()
+        ours, theirs = list(module.parameters()), list(eager.parameters())
+        assert all(map(torch.equal, ours, theirs))
+        assert all(torch.equal(mine.grad, its.grad) for mine, its in zip(ours, theirs, strict=True))  # type: ignore[arg-type]
