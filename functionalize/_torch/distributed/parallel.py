@@ -270,6 +270,9 @@ class Shards:
             return "holds parameters that are shared by fewer ranks, as a forward without a backward leaves them"
         if any(getattr(group, "_partial_reduce_output_layout", None) for group in self.state._fsdp_param_groups):
             return "holds gradients that are reduced in part, in a layout of its own (from torch 2.15 on)"
+        owned = (param for param in self._params if "unsharded_accumulated_grad" in vars(type(param)))
+        if any(ShardRecord(param, "gradient").is_there for param in owned):
+            return "holds gradients that are not reduced, which the gathered parameters own (from torch 2.15 on)"
         extended = (param for param in self._params if hasattr(param._sharded_local_tensor, "fsdp_post_all_gather"))
         if any(map(_is_gathered, extended)):
             return "holds gathered parameters of a class with `fsdp_post_all_gather`"
