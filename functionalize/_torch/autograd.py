@@ -168,9 +168,13 @@ def _without_saved_tensors_hooks() -> Iterator[None]:
             private._push_saved_tensors_default_hooks(pack, unpack)
 
 
+# The number of the backward that runs in this thread; negative outside of one.
+running_backward: Callable[[], int] = torch._C._current_graph_task_id
+
+
 def in_backward() -> bool:
     """Whether autograd runs a backward."""
-    return torch._C._current_graph_task_id() >= 0
+    return running_backward() >= 0
 
 
 def in_reentrant_checkpoint() -> bool:

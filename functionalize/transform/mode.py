@@ -34,7 +34,7 @@ from functionalize._torch import (
     unbacked,
     uncompiled,
 )
-from functionalize._torch.autograd import in_backward
+from functionalize._torch.autograd import running_backward
 from functionalize._torch.dispatch import current_function_mode, without_function_mode
 from functionalize._torch.fakes import fake_device
 from functionalize.aliasing import view_rules
@@ -99,7 +99,7 @@ class FunctionalizeMode(TorchDispatchMode):
         if func is _DEVICE and type(args[0]) is FakeTensor:  # half of all ops on fake tensors
             return fake_device(args[0])
         kwargs = kwargs or {}
-        if in_backward() and type(current_function_mode()) is EngineMode:
+        if running_backward() >= 0 and type(current_function_mode()) is EngineMode:
             with without_function_mode():  # an op of the engine's own
                 return self.__torch_dispatch__(func, types, args, kwargs)
         if types and not PLAIN_TYPES.issuperset(types) and not self.context.has_traced_subclass(args, kwargs):
