@@ -77,9 +77,9 @@ class AliasGraph:
     def find(self, handle: torch.Tensor) -> View | None:
         """The handle's view, or None when its storage was neither viewed nor written."""
         base = self.bases.get(storage_key(handle))
-        return None if base is None else self._view_of(handle, base, Layout.of(handle))
+        return None if base is None else self.view_of(handle, base, Layout.of(handle))
 
-    def _view_of(self, handle: torch.Tensor, base: Base, layout: Layout) -> View:
+    def view_of(self, handle: torch.Tensor, base: Base, layout: Layout) -> View:
         """The view with the layout of a handle: the one that it has if it still has that layout."""
         tracked = base.handles.get(id(handle))
         if tracked is not None:
@@ -98,7 +98,7 @@ class AliasGraph:
         base = self.bases.get(storage_key(handle) if key is None else key)
         if base is None:
             return self.create_base(handle, handle, layout)
-        return self._view_of(handle, base, Layout.of(handle) if layout is None else layout)
+        return self.view_of(handle, base, Layout.of(handle) if layout is None else layout)
 
     def create_base(self, handle: torch.Tensor, value: Value, layout: Layout | None = None) -> View:
         """A base for the handle's storage, with ``value`` as the value of its root; returns the handle's view.
@@ -143,19 +143,27 @@ class AliasGraph:
                 base.release()
 
     def derive(
-        self, source: View, op: Any, args: tuple[Any, ...], layout: Layout, *, sized_by_data: bool = False
+        self,
+        source: View,
+        op: Any,
+        args: tuple[Any, ...],
+        layout: Layout,
+        *,
+        rules: list[ViewRule] | None = None,
+        sized_by_data: bool = False,
     ) -> View:
         """The view that ``op(source, *args)`` makes; chains collapse where fewer steps reach the same layout.
 
+        ``rules`` gets the op's rule, or has it from another call on plain sizes and of the same layouts and arguments.
         ``sized_by_data``: whether sizes of the source were data-dependent before the op replaced them.
         """
         base, entry = source.base, _view_ops.get(id(op))
         if entry is None:
             entry = _view_ops[id(op)] = _ViewOp(op, view_rules.VIEW_RULES.get(op), op in traits.RESIZING_VIEWS)
         build = entry.build
-        if build is not None and source is base.root and entry.resizes and layout.matches(source.layout):
-            return base.renamed(build(source.layout, layout, *args))
         view = base.at(layout)
+        if view is base.root and view is source and entry.resizes and build is not None:
+            return base.renamed(build(source.layout, layout, *args))
         if view is source and build is not None and (sized_by_data or (not layout.static and unbacked(layout.size))):
             return View(base, source, build(source.layout, layout, *args), layout)  # may do more when a graph runs
         if view is not None:
@@ -166,7 +174,11 @@ class AliasGraph:
             shortcut = self._shortcut(source, layout)
             if shortcut is not None:
                 return shortcut
-        return base.add(source, build(source.layout, layout, *args), layout)
+        if rules is None:
+            rules = []
+        if not rules:
+            rules.append(build(source.layout, layout, *args))
+        return base.add(source, rules[0], layout)
 
     def _shortcut(self, source: View, layout: Layout) -> View | None:
         """The view of a layout at the end of a long chain, by fewer steps from the root; None if not fewer."""

@@ -10,8 +10,8 @@ own; results that are data-dependent, or are not tensors, are not cached.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from functionalize._torch import FakeTensor, FakeTensorMode, OpOverload, is_symb
 from functionalize._torch.fakes import FakeFactory, below_dispatch, data_dependent, fake_device
 from functionalize._torch.symbols.tracing import TensorTracker, name_for
 from functionalize.aliasing.geometry import Layout, plain_layout
+from functionalize.aliasing.view_rules import ViewRule
 from functionalize.ops import tables, traits
 from functionalize.ops.tables import ViewKind
 
@@ -62,6 +63,8 @@ class CacheEntry:
     layouts: tuple[Layout, ...]  # of the results
     random: bool  # whether the op may draw random numbers
     name: str  # of a node of the op
+    is_view: bool  # whether results share the memory of an argument
+    rules: list[ViewRule] = field(default_factory=list)  # of a view op: its rule, once a program has derived the view
 
     def make(self, factory: FakeFactory, args: Sequence[Any]) -> Any:
         """The results, as tensors of the factory's mode; ``MISS`` for views of a storage of data-dependent size."""
@@ -97,6 +100,7 @@ class _Op:
     usable: bool
 
 
+Read = Callable[[FakeTensor, Layout], torch.Tensor]  # the current value of a handle with a layout
 MISS: Any = object()  # the entry of a call that was not seen before
 _cache: dict[Any, CacheEntry | None] = {}
 _ops: dict[int, _Op] = {}  # by identity: the hash of an op is a method in Python
@@ -108,11 +112,17 @@ def clear() -> None:
 
 
 def find(
-    func: Any, args: Sequence[Any], kwargs: dict[str, Any], factory: FakeFactory, nodes: TensorTracker | None = None
+    func: Any,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    factory: FakeFactory,
+    nodes: TensorTracker | None = None,
+    read: Read | None = None,
 ) -> CachedCall | None:
     """A call in the cache; None if its results are never cached.
 
-    ``nodes``: maps its tensors to nodes; a call on a tensor without a node is not cached.
+    ``nodes``: maps its tensors to nodes; a call on a tensor without a node is not cached. ``read``: gives the values of
+    handles, on which the op runs instead; a call on values with other strides than their handles' is not cached.
     """
     op = _ops.get(id(func))
     if op is None:
@@ -120,12 +130,12 @@ def find(
     if not op.usable or (func is _INDEX and _has_mask(args[1])):
         return None
     parts: list[Any] = [op, torch.get_default_dtype()]
-    described = _describe(args, parts, factory.mode, nodes)
+    described = _describe(args, parts, factory.mode, nodes, read)
     if described is None:
         return None
     if kwargs:
         parts += kwargs
-        values = _describe(kwargs.values(), parts, factory.mode, nodes)
+        values = _describe(kwargs.values(), parts, factory.mode, nodes, read)
         if values is None:
             return None
         kwargs = dict(zip(kwargs, values, strict=True))
@@ -158,19 +168,27 @@ def _is_usable(func: Any) -> bool:
 
 
 def _describe(
-    args: Collection[Any], parts: list[Any], mode: FakeTensorMode, nodes: TensorTracker | None
+    args: Collection[Any],
+    parts: list[Any],
+    mode: FakeTensorMode,
+    nodes: TensorTracker | None,
+    read: Read | None,
 ) -> list[Any] | None:
     """The arguments, with nodes for tensors if asked for; ``parts`` gets their part of the key. None: not cached."""
     described = []
     for arg in args:
         type_ = type(arg)
         if type_ is FakeTensor:
-            if is_symbolic(arg) or arg.layout is not _STRIDED or arg.fake_mode is not mode or arg.constant is not None:
+            layout = _plain_layout(arg, mode)
+            if layout is not None and read is not None:
+                handle, stride = arg, layout.stride
+                arg = read(handle, layout)
+                if arg is not handle:
+                    layout = _plain_layout(arg, mode) if type(arg) is FakeTensor else None
+                    if layout is not None and layout.stride != stride:
+                        return None
+            if layout is None:
                 return None
-            dtype = arg.dtype
-            if (dtype.is_complex and arg.is_conj()) or arg.is_neg():
-                return None
-            layout = plain_layout(arg.shape, arg.stride(), arg.storage_offset(), dtype, False, False)
             parts += (layout, fake_device(arg))
             if nodes is not None and (arg := nodes.node(arg)) is None:
                 return None
@@ -178,7 +196,7 @@ def _describe(
             parts += (type_, arg)  # 1, 1.0 and True are equal, and make results of different dtypes
         elif type_ is list or type_ is tuple:
             parts += (type_, len(arg))
-            if (arg := _describe(arg, parts, mode, nodes)) is None:
+            if (arg := _describe(arg, parts, mode, nodes, read)) is None:
                 return None
         elif type_ in _AS_THEY_ARE:
             parts += (type_, arg)
@@ -186,6 +204,16 @@ def _describe(
             return None
         described.append(arg)
     return described
+
+
+def _plain_layout(tensor: FakeTensor, mode: FakeTensorMode) -> Layout | None:
+    """The layout of a strided tensor of a mode with plain sizes, and without lazy bits or a constant; else None."""
+    if is_symbolic(tensor) or tensor.layout is not _STRIDED or tensor.fake_mode is not mode:
+        return None
+    dtype = tensor.dtype
+    if tensor.constant is not None or tensor.is_neg() or (dtype.is_complex and tensor.is_conj()):
+        return None
+    return plain_layout(tensor.shape, tensor.stride(), tensor.storage_offset(), dtype, False, False)
 
 
 def _entry(func: Any, args: Sequence[Any], out: Any) -> CacheEntry | None:
@@ -203,7 +231,7 @@ def _entry(func: Any, args: Sequence[Any], out: Any) -> CacheEntry | None:
     if any(key in storages for key in own) != views or (not views and len(set(own)) < len(own)):
         return None  # a result that is an argument, or shares its memory with another
     layouts = tuple(meta.layout for meta in metas if meta is not None)
-    return CacheEntry(tuple(metas), container, layouts, row.random, name_for(func))
+    return CacheEntry(tuple(metas), container, layouts, row.random, name_for(func), views)
 
 
 def _meta_of(leaf: FakeTensor, storages: dict[int, int], args: Sequence[Any]) -> ResultMeta | None:

@@ -43,7 +43,7 @@ from functionalize._torch.symbols.tracing import (
 from functionalize.ops import tables
 from functionalize.ops.tables import ViewKind
 from functionalize.tracing import meta_cache
-from functionalize.tracing.meta_cache import CachedCall, CacheEntry
+from functionalize.tracing.meta_cache import CachedCall, CacheEntry, Read
 from functionalize.tracing.sparse_elements import is_coalesced
 
 Annotate = Callable[[Node], None]  # is called with each new node
@@ -113,6 +113,16 @@ class RecordingMode(ProxyTorchDispatchMode):
                 out = entry.make(self.factory, args)
             if out is not meta_cache.MISS:
                 self._record(func, call, out, entry)
+        return out
+
+    def run_on_values(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], read: Read) -> Any:
+        """The results of an op on the values of handles; ``MISS`` if they are not cached, or strides differ."""
+        call = meta_cache.find(func, args, kwargs, self.factory, self.tracer.tensor_tracker, read)
+        if call is None or call.entry is meta_cache.MISS or call.entry.is_view:
+            return meta_cache.MISS
+        with below_dispatch():
+            out = call.entry.make(self.factory, ())
+            self._record(func, call, out, call.entry)
         return out
 
     def propagate(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, CachedCall | None]:

@@ -34,7 +34,7 @@ from functionalize._torch.subclasses.wrappers import is_wrapper_class
 from functionalize._torch.tensors import is_leaf_to_autograd
 from functionalize.aliasing.alias_graph import AliasGraph
 from functionalize.aliasing.bases import Base, View
-from functionalize.aliasing.geometry import same
+from functionalize.aliasing.geometry import Layout, same
 from functionalize.aliasing.history import Historian
 from functionalize.aliasing.regenerate import commit, regenerate, top_value
 from functionalize.aliasing.tensor_queries import is_fake, same_strides, tensor_leaves
@@ -132,6 +132,14 @@ class FunctionalizationContext:
             return self.executor.physical(handle)  # its memory is current, also where a NumPy array was written
         view = self.graph.find(handle)
         return handle if view is None else regenerate(self, view)
+
+    def read_handle(self, handle: torch.Tensor, layout: Layout) -> Value:
+        """The current value of a handle with a layout, while a graph is recorded."""
+        base = self.graph.bases.get(storage_key(handle))
+        if base is None:
+            return handle
+        view = self.graph.view_of(handle, base, layout)
+        return view.value if view.value is not None and view.generation == base.log.length else regenerate(self, view)
 
     def read(self, view: View) -> Value:
         """The current value of a view."""

@@ -47,7 +47,7 @@ from functionalize.ops.collectives import Way, collective, communicates, starts
 from functionalize.ops.tables import Kind, OpRow, ViewKind
 from functionalize.ops.variants import copying, view_of
 from functionalize.refusals.writes import QUANTIZED_WRITTEN, SPARSE_MADE_OF, SPARSE_PART_READ, SPARSE_PART_WRITTEN
-from functionalize.tracing.meta_cache import CachedCall
+from functionalize.tracing.meta_cache import MISS, CachedCall
 from functionalize.transform import mutation
 from functionalize.transform.context import FunctionalizationContext
 from functionalize.transform.function_mode import EngineMode
@@ -81,7 +81,7 @@ class FunctionalizeMode(TorchDispatchMode):
         self.context = FunctionalizationContext(executor, lambda: self, functionalize_body)
         self._tracer = self.context.executor.proxies
         self._mixes = any(isinstance(mode, FakeTensorMode) and mode.allow_non_fake_inputs for mode in mode_stack())
-        self._bases, self._run = self.context.graph.bases, self.context.executor.run
+        self._bases, self._run, self._recorder = self.context.graph.bases, executor.run, executor.recorder
         self.refusal: UnsupportedProgramError | None = None  # raised at the end, too: the program may have caught it
         self._suspects = self.context.notes.reshapes.lost_views.suspects
 
@@ -130,6 +130,10 @@ class FunctionalizeMode(TorchDispatchMode):
 
     def _functional(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
         context = self.context
+        if self._recorder is not None:  # most calls of a capture
+            out = self._recorder.run_on_values(func, args, kwargs, context.read_handle)
+            if out is not MISS:
+                return out
         values = context.values_of(args, kwargs)
         call_args, call_kwargs = values.args, values.kwargs
         if not values.strides_differ:
@@ -220,8 +224,10 @@ class FunctionalizeMode(TorchDispatchMode):
         if isinstance(out, torch.Tensor):
             if call is None and storage_key(out) != key:
                 out = alias_of_wrapper(func, args, kwargs, out)
-            layout = Layout.of(out) if call is None else call.entry.layouts[0]
-            made = graph.derive(parent, func, tuple(args[1:]), layout, sized_by_data=sized_by_data)
+            layout, rules = (Layout.of(out), None) if call is None else (call.entry.layouts[0], call.entry.rules)
+            made = graph.derive(
+                parent, func, tuple(args[1:]), layout, rules=rules, sized_by_data=sized_by_data
+            )
             context.view_made(out, made)
         else:
             context.notes.note_pieces(source)

@@ -70,8 +70,8 @@ class ValueExecutor:
         self.remove_views = remove_views
         self.proxies: ProxyTorchDispatchMode | None = current_proxy_mode()
         own = [mode for mode in mode_stack() if not isinstance(mode, (FakeTensorMode, RecordingMode))]
-        self._recorder = self.proxies if isinstance(self.proxies, RecordingMode) and not own else None
-        self.run: Run = _dispatch if self._recorder is None else self._recorder.run  # one op, on values
+        self.recorder = self.proxies if isinstance(self.proxies, RecordingMode) and not own else None
+        self.run: Run = _dispatch if self.recorder is None else self.recorder.run  # one op, on values
         # Whether nodes can be added for views of fake handles without running the ops again (`record`).
         self.records = self.proxies is not None and not remove_views
         self.observed = any(not isinstance(mode, FakeTensorMode) for mode in mode_stack())
@@ -132,8 +132,8 @@ class ValueExecutor:
         """Add the node ``op(value, *args)`` with the handle as its result; False if that is not possible."""
         if self.proxies is None or not self.records or type(handle) is not FakeTensor:
             return False
-        if self._recorder is not None and op is not aten.as_strided.default and type(value) is FakeTensor:
-            return self._recorder.record_view(op, value, args, handle)
+        if self.recorder is not None and op is not aten.as_strided.default and type(value) is FakeTensor:
+            return self.recorder.record_view(op, value, args, handle)
         return record_view(self.proxies, op, value, args, handle)
 
     def record_unbacked(self, op: Any, value: Value, args: tuple[Any, ...], handle: torch.Tensor) -> Value | None:
@@ -183,8 +183,8 @@ class ValueExecutor:
         """Run an op on the program's own tensors, seen by no tracer: results, and the call if these are cached."""
         if func is aten.unbind.int and is_symbolic(args[0]):
             return [self.on_handles(aten.select.int, where, {}) for where in pieces_of(*args, **kwargs)], None
-        if self._recorder is not None:
-            out, call = self._recorder.propagate(func, args, kwargs)
+        if self.recorder is not None:
+            out, call = self.recorder.propagate(func, args, kwargs)
             if call is not None:
                 return out, call
         else:

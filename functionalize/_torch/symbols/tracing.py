@@ -50,41 +50,50 @@ _register_custom_builtin("infj", "from cmath import infj", infj)
 
 
 class TensorTracker(MutableMapping[torch.Tensor, _ProxyTensor]):
-    """The entries of tensors, by identity, while they live: as torch's own dictionary, with fewer calls."""
+    """The entries of tensors, by identity, while they live: as torch's own dictionary, with fewer calls.
+
+    A tensor's death calls nothing: its entry counts as gone from then on, and is replaced or dropped with the tracker.
+    """
 
     def __init__(self) -> None:
         self._refs: dict[int, _Ref] = {}
 
-    def get(self, tensor: torch.Tensor, default: Any = None) -> Any:
+    def _ref(self, tensor: torch.Tensor) -> _Ref | None:
+        """The reference to a tensor; None for a tensor without an entry, at the place of a dead one perhaps."""
         ref = self._refs.get(id(tensor))
+        return ref if ref is not None and ref() is tensor else None
+
+    def get(self, tensor: torch.Tensor, default: Any = None) -> Any:
+        ref = self._ref(tensor)
         return default if ref is None else ref.entry or ref.make_entry()
 
     def __getitem__(self, tensor: torch.Tensor) -> _ProxyTensor:
-        ref = self._refs[id(tensor)]
+        ref = self._ref(tensor)
+        if ref is None:
+            raise KeyError(tensor)
         return ref.entry or ref.make_entry()
 
     def __setitem__(self, tensor: torch.Tensor, entry: _ProxyTensor) -> None:
-        ref = _Ref(tensor, self._forget)
-        ref.key, ref.entry, ref.node = id(tensor), entry, None
-        self._refs[ref.key] = ref
+        self._refs[id(tensor)] = ref = _Ref(tensor)
+        ref.entry, ref.node = entry, None
 
     def add(self, tensor: torch.Tensor, node: Node, tracer: Any) -> None:
         """Let a tensor stand for a node; its entry is made when torch asks for it."""
-        ref = _Ref(tensor, self._forget)
-        ref.key, ref.entry, ref.node, ref.tracer = id(tensor), None, node, tracer
-        self._refs[ref.key] = ref
+        self._refs[id(tensor)] = ref = _Ref(tensor)
+        ref.entry, ref.node, ref.tracer = None, node, tracer
 
     def __delitem__(self, tensor: torch.Tensor) -> None:
         del self._refs[id(tensor)]
 
     def __contains__(self, tensor: object) -> bool:
-        return id(tensor) in self._refs
+        ref = self._refs.get(id(tensor))
+        return ref is not None and ref() is tensor
 
     def __iter__(self) -> Iterator[torch.Tensor]:
-        return iter([tensor for ref in list(self._refs.values()) if (tensor := ref()) is not None])
+        return iter([tensor for ref in self._refs.values() if (tensor := ref()) is not None])
 
     def __len__(self) -> int:
-        return len(self._refs)
+        return sum(ref() is not None for ref in self._refs.values())
 
     def clear(self) -> None:
         self._refs.clear()
@@ -92,21 +101,16 @@ class TensorTracker(MutableMapping[torch.Tensor, _ProxyTensor]):
     def node(self, tensor: torch.Tensor) -> Node | None:
         """The node that a tensor stands for; None if it has no node, and for constants."""
         ref = self._refs.get(id(tensor))
-        if ref is None:
+        if ref is None or ref() is not tensor:
             return None
         if ref.entry is None:
             return ref.node
         return None if ref.entry.constant is not None else _node_of(ref.entry)
 
-    def _forget(self, ref: _Ref) -> None:
-        if self._refs.get(ref.key) is ref:
-            del self._refs[ref.key]
-
 
 class _Ref(weakref.ref[torch.Tensor]):
-    __slots__ = ("entry", "key", "node", "tracer")
+    __slots__ = ("entry", "node", "tracer")
 
-    key: int
     entry: _ProxyTensor | None  # None until it is needed, of a tensor that stands for a node
     node: Node | None
     tracer: Any
