@@ -30,7 +30,7 @@ from functionalize.python_state.walk import is_module
 from functionalize.runtime.autograd.partition import PartitionFn
 from functionalize.runtime.calls.program import CapturedProgram
 from functionalize.runtime.calls.specialization import Capture, Recorded
-from functionalize.runtime.capturing import CAPTURING, garbage_kept
+from functionalize.runtime.capturing import CAPTURING, garbage_kept, with_room_for_frames
 from functionalize.runtime.communication import logging_capture
 from functionalize.runtime.decisions import Answers
 from functionalize.transform.functions.numbers import Conversions
@@ -142,7 +142,7 @@ def capture(
         )
         exporting = answers_of_export() if is_exporting else contextlib.nullcontext()
         with CAPTURING, garbage_kept(), exporting, logging_capture(f"{name}, again"):
-            return _captured(request)
+            return with_room_for_frames(partial(_captured, request))
 
     with logging_capture(name) as log:
         try:
