@@ -15,6 +15,7 @@ import torch
 
 from functionalize._torch.symbols.tracing import answers_of_export
 from functionalize.errors import OverlappingInputsError, UnsupportedProgramError, check_choice, check_remove
+from functionalize.frames import with_room_for_frames
 from functionalize.graph_capture.agreement import agree_on_capture
 from functionalize.graph_capture.backward.missing_gradients import serves_without_gradients
 from functionalize.graph_capture.inputs.dynamic_shapes import DynamicShapes, with_dims
@@ -30,7 +31,7 @@ from functionalize.python_state.walk import is_module
 from functionalize.runtime.autograd.partition import PartitionFn
 from functionalize.runtime.calls.program import CapturedProgram
 from functionalize.runtime.calls.specialization import Capture, Recorded
-from functionalize.runtime.capturing import CAPTURING, garbage_kept, with_room_for_frames
+from functionalize.runtime.capturing import CAPTURING, garbage_kept
 from functionalize.runtime.communication import logging_capture
 from functionalize.runtime.decisions import Answers
 from functionalize.transform.functions.numbers import Conversions

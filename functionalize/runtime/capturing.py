@@ -11,10 +11,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import threading
-from collections.abc import Callable, Iterator
-from typing import TypeVar
-
-T = TypeVar("T")
+from collections.abc import Iterator
 
 # Held during a capture, and while a call that did not pass at once is checked: its state may hold fake tensors.
 CAPTURING = threading.RLock()
@@ -38,17 +35,3 @@ def garbage_kept() -> Iterator[None]:
         yield
     finally:
         (gc.enable if enabled else gc.disable)()
-
-
-def with_room_for_frames(run: Callable[[], T]) -> T:
-    """Call a function with room for some thousand frames of Python in one piece of memory.
-
-    CPython keeps frames in chunks of 16 KiB. A loop whose calls cross the end of a chunk maps and unmaps memory each
-    time: from an unlucky depth of the stack, a capture took half as long again. A frame that is larger gets a chunk of
-    its own, and leaves the rest to those that follow.
-    """
-    return run()
-
-
-_STACK = 1 << 16  # slots of 8 bytes: half of a chunk of 1 MiB, whose other half is for the frames that follow
-with_room_for_frames.__code__ = with_room_for_frames.__code__.replace(co_stacksize=_STACK)

@@ -100,7 +100,7 @@ class _Op:
     usable: bool
 
 
-Read = Callable[[FakeTensor, Layout], torch.Tensor]  # the current value of a handle with a layout
+Read = Callable[[FakeTensor, Layout], Any]  # the current value of a handle with a layout
 MISS: Any = object()  # the entry of a call that was not seen before
 _cache: dict[Any, CacheEntry | None] = {}
 _ops: dict[int, _Op] = {}  # by identity: the hash of an op is a method in Python
@@ -179,18 +179,7 @@ def _describe(
     for arg in args:
         type_ = type(arg)
         if type_ is FakeTensor:
-            layout = _plain_layout(arg, mode)
-            if layout is not None and read is not None:
-                handle, stride = arg, layout.stride
-                arg = read(handle, layout)
-                if arg is not handle:
-                    layout = _plain_layout(arg, mode) if type(arg) is FakeTensor else None
-                    if layout is not None and layout.stride != stride:
-                        return None
-            if layout is None:
-                return None
-            parts += (layout, fake_device(arg))
-            if nodes is not None and (arg := nodes.node(arg)) is None:
+            if (arg := _describe_tensor(arg, parts, mode, nodes, read)) is None:
                 return None
         elif type_ is int or type_ is float or type_ is complex:
             parts += (type_, arg)  # 1, 1.0 and True are equal, and make results of different dtypes
@@ -204,6 +193,21 @@ def _describe(
             return None
         described.append(arg)
     return described
+
+
+def _describe_tensor(
+    tensor: FakeTensor, parts: list[Any], mode: FakeTensorMode, nodes: TensorTracker | None, read: Read | None
+) -> Any:
+    layout = _plain_layout(tensor, mode)
+    if layout is None:
+        return None
+    if read is not None and (value := read(tensor, layout)) is not tensor:
+        expected, tensor = layout.stride, value
+        layout = _plain_layout(tensor, mode) if type(tensor) is FakeTensor else None
+        if layout is None or layout.stride != expected:
+            return None
+    parts += (layout, fake_device(tensor))
+    return tensor if nodes is None else nodes.node(tensor)
 
 
 def _plain_layout(tensor: FakeTensor, mode: FakeTensorMode) -> Layout | None:

@@ -19,6 +19,7 @@ from functionalize._torch import (
     unwrap_functorch,
 )
 from functionalize.errors import check_remove
+from functionalize.frames import with_room_for_frames
 from functionalize.transform.context import FunctionalizationContext
 from functionalize.transform.epilogue import Epilogue, Input
 from functionalize.transform.function_mode import FunctionalizeFunctionMode
@@ -94,7 +95,9 @@ def _outermost(remove_views: bool, func: Callable[..., Any], args: Any, kwargs: 
                 Epilogue(context, inputs, handles_in(outputs)).run()
         return outputs
 
-    return run_call(new_mode(remove_views), func, args, kwargs, end)
+    mode = new_mode(remove_views)
+    run = functools.partial(run_call, mode, func, args, kwargs, end)
+    return with_room_for_frames(run) if mode.context.executor.observed else run()
 
 
 def _body(remove_views: bool, func: Callable[..., Any], frame: Frame, endings: EndedGradients) -> Callable[..., Any]:

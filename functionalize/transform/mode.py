@@ -225,9 +225,7 @@ class FunctionalizeMode(TorchDispatchMode):
             if call is None and storage_key(out) != key:
                 out = alias_of_wrapper(func, args, kwargs, out)
             layout, rules = (Layout.of(out), None) if call is None else (call.entry.layouts[0], call.entry.rules)
-            made = graph.derive(
-                parent, func, tuple(args[1:]), layout, rules=rules, sized_by_data=sized_by_data
-            )
+            made = graph.derive(parent, func, tuple(args[1:]), layout, rules=rules, sized_by_data=sized_by_data)
             context.view_made(out, made)
         else:
             context.notes.note_pieces(source)
