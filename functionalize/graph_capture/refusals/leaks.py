@@ -99,8 +99,8 @@ def _is_unnamed(holder: Any, own: set[int]) -> bool:
     """
     if not (isinstance(holder, (torch.Tensor, *_PASSED)) or type(holder).__flags__ & _OF_PYTHON):
         return False
-    further = [object for object in gc.get_referrers(holder) if not isinstance(object, _IGNORED)]
-    return all(id(object) in own for object in further)
+    further = [referrer for referrer in gc.get_referrers(holder) if not isinstance(referrer, _IGNORED)]
+    return all(id(referrer) in own for referrer in further)
 
 
 def take_back(written: Iterable[tuple[torch.Tensor, int]], constants: Iterable[torch.Tensor]) -> None:

@@ -82,11 +82,11 @@ class Specializations:
         refused = [refusals.pop(self.first), *refusals.values()]
         changes = set[int]().union(*(specialization.guards.changes for specialization in self.kept))
         # Whether the program itself changes what differs, or nobody chooses it.
-        own = any(id(held) in changes for error in refused for held in error.containers)
+        is_followed = any(id(held) in changes for error in refused for held in error.containers)
         of_state = [error for error in refused if isinstance(error, StateMismatchError)]
-        own |= not all(error.is_option for error in of_state)
+        is_followed |= not all(error.is_option for error in of_state)
         by_gradients = any(isinstance(error, GradientMismatchError) for error in refused)
-        follows = own or by_gradients or self.on_guard_failure == "recapture"
+        follows = is_followed or by_gradients or self.on_guard_failure == "recapture"
         if not (follows or of_state):
             raise refused[0]
         made = self.captured(arguments, order=0 if arguments.are_examples else 1)

@@ -20,7 +20,7 @@ from functionalize.patches import Patch
 
 _SYMBOLIC: dict[Any, Callable[..., Any]] = {float: opaque_float, bool: compared, int: opaque_integer}
 _SAMPLES: dict[Any, Any] = {torch.SymFloat: 1.0, torch.SymInt: 1, torch.SymBool: True}
-_PLAIN = (float, int, bool, str, type(None))
+_PLAIN = (float, int, bool, type(None))
 _AS_IN_PYTHON = ("add", "subtract", "multiply", "negative", "positive", "absolute")  # a symbol's own methods do these
 
 
