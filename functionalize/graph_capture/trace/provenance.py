@@ -10,6 +10,7 @@ it observes, in all threads.
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -46,6 +47,11 @@ class Provenance:
         self._context: FunctionalizationContext | None = None
         self._paths, self._observers = modules, tuple(_observers)
 
+    @functools.cached_property
+    def _caller(self) -> Origin:
+        """Where the capture was called: before the program runs."""
+        return self.now()
+
     def follow(self, context: FunctionalizationContext) -> None:
         """From now on all nodes of one op of a program have one origin."""
         self._context = context
@@ -58,7 +64,7 @@ class Provenance:
         """Where the program is."""
         context = self._context
         if context is None:
-            return self.now()
+            return self._caller
         if context.origin is None:
             context.origin = self.now()
         return context.origin  # type: ignore[no-any-return]
@@ -80,7 +86,7 @@ class Provenance:
         for node in graph.nodes:
             origin = node.meta.get("stack_trace")
             if isinstance(origin, Origin):
-                node.meta["stack_trace"] = origin.text
+                node.meta["stack_trace"] = origin.lines.text
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
