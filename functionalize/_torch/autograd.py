@@ -81,12 +81,13 @@ def delayed_error(function: Any) -> str:
     raise AssertionError(f"{function} raises nothing")
 
 
-def without_formula(function: Any) -> str | None:
-    """The message of the error that autograd's node of a custom operator without a formula raises; None for others."""
+def without_formula(name: str) -> str | None:
+    """The message of the error of an autograd node of this name: of a custom operator without a formula; else None."""
+    if not name.startswith("GeneratedBackwardFor_"):
+        return None
     from torch._library.custom_ops import OPDEFS  # the operators made by `torch.library.custom_op`, by name
 
-    name = function.name()
-    for operator in OPDEFS.values() if name.startswith("GeneratedBackwardFor_") else ():
+    for operator in OPDEFS.values():
         op = operator._opoverload
         own = f"GeneratedBackwardFor_{op._namespace}_{op._opname}_{op._overloadname}Backward"
         if name == own and operator._backward_fn is None:

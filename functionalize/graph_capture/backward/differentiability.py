@@ -107,9 +107,10 @@ def refusals(targets: Mapping[int, torch.Tensor], sources: Sequence[Any]) -> dic
 
 def _refusal(function: Any) -> NoFormulaError | None:
     """Why an autograd function, or that of an operator without a formula, gives no gradient."""
-    if function.name() == _WITHOUT_FORMULA:
+    name = function.name()
+    if name == _WITHOUT_FORMULA:
         return function.refusal  # type: ignore[no-any-return]
-    text = delayed_error(function) if function.name() == DELAYED_ERROR else without_formula(function)
+    text = delayed_error(function) if name == DELAYED_ERROR else without_formula(name)
     return None if text is None else NoFormulaError.of_eager(text)
 
 
@@ -176,11 +177,15 @@ def refuse_new_histories(inputs: Sequence[TracedInput], mutations: Sequence[Inpu
         raise SET_TO_OTHER_INPUT.error(input=entry.target or entry.name)
 
 
+def function_of(entry: TracedInput) -> Any:
+    """The function of autograd that computed an input which requires gradients; None for a leaf."""
+    return entry.edge.node if isinstance(entry.edge, GradientEdge) else None
+
+
 def forgets(entry: TracedInput) -> bool:
     """Whether an input that requires gradients has lost the history of its computation, by `detach_`."""
-    if entry.edge is None or isinstance(entry.edge, torch.Tensor) or entry.fake is None:
-        return False
-    return entry.edge.node not in functions_behind([entry.fake.grad_fn])
+    function = function_of(entry)
+    return function is not None and entry.fake is not None and function not in functions_behind([entry.fake.grad_fn])
 
 
 def refuse_written_pieces(

@@ -26,6 +26,7 @@ from functionalize.call_stack import Location, Origin
 from functionalize.graph_capture.backward.dependence import counting_from_storages, drop_dead
 from functionalize.graph_capture.backward.differentiability import (
     forgets,
+    function_of,
     reach_made_leaves,
     refuse_new_histories,
     refuse_views_at_unknown_offsets,
@@ -486,7 +487,7 @@ class GraphFinalizer:
             if entry.fake is None:
                 continue
             storage = storages.get(id(entry.fake)) or storage_key(entry.fake)  # of a lifted input
-            keys = id(entry.fake), storage, id(getattr(entry.edge, "node", None))
+            keys = id(entry.fake), storage, id(function_of(entry))
             others = everywhere | ({OFFSET} if entry.name in counting else set())
             answers |= {(number, question): None for question in others}
             answers |= {(number, question): line for question, line in asked.of(*keys)}
