@@ -9,6 +9,7 @@ to reach.
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -63,17 +64,19 @@ def code_put_back(guards: PythonGuards) -> Iterator[None]:
         yield
     finally:
         for source, before in zip(sources, values, strict=True):
-            changed += _changed(source, before)
+            now = source.container.now()
+            if not all(map(operator.is_, now, before)):
+                changed += _changed(source, before, now)
         uninterrupted(put_back)
     if changed:
         places = ", ".join(f"`{joined(place.source.path, place.key)}`" for place in changed)
         raise CODE_CHANGED.error(places=places)
 
 
-def _changed(source: ContainerSource, before: Sequence[Any]) -> list[_Changed]:
+def _changed(source: ContainerSource, before: Sequence[Any], after: Sequence[Any]) -> list[_Changed]:
     code = source.container
     return [
         _Changed(source, name, value)
-        for name, value, now in zip(code.names, before, code.now(), strict=True)
+        for name, value, now in zip(code.names, before, after, strict=True)
         if now is not value and now is read(code, name)  # else it is computed at each read
     ]
