@@ -10,7 +10,6 @@ it observes, in all threads.
 from __future__ import annotations
 
 import contextlib
-import functools
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -47,11 +46,6 @@ class Provenance:
         self._context: FunctionalizationContext | None = None
         self._paths, self._observers = modules, tuple(_observers)
 
-    @functools.cached_property
-    def _caller(self) -> Origin:
-        """Where the capture was called: before the program runs."""
-        return self.now()
-
     def follow(self, context: FunctionalizationContext) -> None:
         """From now on all nodes of one op of a program have one origin."""
         self._context = context
@@ -64,7 +58,7 @@ class Provenance:
         """Where the program is."""
         context = self._context
         if context is None:
-            return self._caller
+            return self.now()
         if context.origin is None:
             context.origin = self.now()
         return context.origin  # type: ignore[no-any-return]
