@@ -88,16 +88,16 @@ class Patches:
     def _install(self, rows: Iterable[Patch]) -> None:
         try:
             with _LOCK:
-                for row in rows:
-                    key = id(row.owner), row.name
+                for owner, name, make, shared in rows:
+                    key = id(owner), name
                     place = _PLACES.get(key)
                     if place is None:
-                        place = _PLACES[key] = _Place(row.owner, row.name)
+                        place = _PLACES[key] = _Place(owner, name)
                     elif not place.replacements:
                         place.begin()
-                    thread = None if row.shared else self._thread
+                    thread = None if shared else self._thread
                     self._installed.append((place, thread))
-                    place.install(self, thread, row.make)
+                    place.install(self, thread, make)
         except BaseException:
             uninterrupted(self._take_back)
             raise
@@ -155,7 +155,8 @@ class _Place:
 
     def take_back(self, user: Patches, thread: int | None) -> None:
         before = self.replacements.get(thread, ())
-        kept = tuple([replacement for replacement in before if replacement[0] is not user])
+        alone = len(before) == 1 and before[0][0] is user  # as almost always
+        kept = () if alone else tuple([replacement for replacement in before if replacement[0] is not user])
         if len(kept) == len(before):
             return
         if kept:

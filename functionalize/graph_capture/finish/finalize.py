@@ -414,6 +414,8 @@ class GraphFinalizer:
         self, writes: Mapping[int, int | None], written: set[int], old_storages: Mapping[int, int]
     ) -> None:
         """Record how many writes of changed inputs the program reported to autograd; one for an input lifted late."""
+        if not written:
+            return
         begun = {n: storage_key(e.value) for n, e in enumerate(self.inputs) if isinstance(e.value, torch.Tensor)}
         fakes = [self.inputs[number].fake for number in written]
         owners = {
@@ -488,9 +490,10 @@ class GraphFinalizer:
                 continue
             storage = storages.get(id(entry.fake)) or storage_key(entry.fake)  # of a lifted input
             keys = id(entry.fake), storage, id(function_of(entry))
-            others = everywhere | ({OFFSET} if entry.name in counting else set())
-            answers |= {(number, question): None for question in others}
-            answers |= {(number, question): line for question, line in asked.of(*keys)}
+            for question in (*everywhere, OFFSET) if entry.name in counting else everywhere:
+                answers[number, question] = None
+            for question, line in asked.of(*keys):
+                answers[number, question] = line
         return answers
 
     def _is_resized_input(self, base: Base) -> bool:
