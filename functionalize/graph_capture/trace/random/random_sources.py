@@ -71,7 +71,7 @@ class TorchGenerators:
         for generator in (torch.default_generator, *default_generators_of_devices()):
             by_identity.pop(identity_of(generator), None)
         self._watched = {identity: WatchedGenerator.of(generator) for identity, generator in by_identity.items()}
-        self._own, self._states = set(by_identity), list[torch.Tensor]()  # states that the program may have read
+        self._own, self._states = set(by_identity), set[bytes]()  # states that the program may have read
         self.given: Generators = {}  # generators that the program passed to draw from
         others = [entry for entry in inputs if type(entry.value) not in TENSOR_TYPES]
         self._passed = {entry.name: entry.value for entry in others if isinstance(entry.value, torch.Generator)}
@@ -90,12 +90,12 @@ class TorchGenerators:
         """
         self._root, self._default, TorchGenerators._running = root, DefaultGenerator(regions), self
         changed = False
-        self._states.append(torch.default_generator.get_state())
+        self._states.add(bytes_of(torch.default_generator.get_state()))
         for generator in self._watched.values():
             self._go_on(generator)  # else a seed that the program sets again would not be seen
         try:
             with self._devices.watched(), self._default.intercepted():
-                self._states += self._devices.states()
+                self._states.update(map(bytes_of, self._devices.states()))
                 yield
             changed = any(generator.is_changed for generator in self._watched.values())
         finally:
@@ -113,12 +113,7 @@ class TorchGenerators:
 
     def _go_on(self, watched: WatchedGenerator) -> None:
         watched.go_on()
-        self._states.append(watched.expected)
-
-    def _may_be_read(self, state: torch.Tensor) -> bool:
-        """Whether a tensor holds a state that the program may have read."""
-        states = [before for before in self._states if before.numel() == state.numel()]
-        return bool(states) and bytes_of(state) in map(bytes_of, states)
+        self._states.add(bytes_of(watched.expected))
 
     def before(self, generator: torch.Generator) -> torch.Tensor:
         """The state of a generator before the program."""
@@ -143,13 +138,13 @@ class TorchGenerators:
         watched = self._watched.get(identity_of(generator))
         if watched is None and self._devices.has(generator):
             first = self._devices.note_draw(generator, node, self._default.runs_again)
-            self._states += self._devices.states()
+            self._states.update(map(bytes_of, self._devices.states()))
             return first
         if watched is None and is_default(generator):
             return self._default.note_draw(node)
         if watched is None:
             watched = self._watched[identity_of(generator)] = WatchedGenerator.of(generator)  # probably made inside
-            if self._may_be_read(watched.before):
+            if bytes_of(watched.before) in self._states:
                 raise GENERATOR_READ.error()
         if watched.is_changed:
             raise LineWanted(TorchGenerators.any_is_set, GENERATOR_SET)
@@ -189,7 +184,7 @@ class TorchGenerators:
             UnsupportedProgramError: it is.
         """
         for tensor in tensors:
-            if type(tensor) is torch.Tensor and tensor.dtype == torch.uint8 and self._may_be_read(tensor):
+            if type(tensor) is torch.Tensor and tensor.dtype == torch.uint8 and bytes_of(tensor) in self._states:
                 raise GENERATOR_READ.error()
 
 
