@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,8 @@ from functionalize.python_state.walk import joined
 from functionalize.refusals.python_objects import CODE_CHANGED
 from functionalize.runtime.guards.python_guards import PythonGuards
 from functionalize.uninterrupted import uninterrupted
+
+_bases_of: Callable[[type], tuple[type, ...]] = type.__dict__["__mro__"].__get__  # a class may have another `__mro__`
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,8 +55,7 @@ def code_put_back(guards: PythonGuards) -> Iterator[None]:
     sources, changed = guards.code, list[_Changed]()
     values = [source.container.now() for source in sources]
     owners = [owner for source in sources if isinstance(owner := source.container.owner, type)]
-    bases = {base: None for owner in owners for base in type.__dict__["__mro__"].__get__(owner)}
-    classes = {base: dict(vars(base)) for base in bases}
+    classes = {base: dict(vars(base)) for base in {base: None for owner in owners for base in _bases_of(owner)}}
 
     def put_back() -> None:
         for place in changed:
