@@ -13,7 +13,7 @@ import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from functionalize._torch import is_symbolic, storage_key
-from functionalize._torch.autograd import DELAYED_ERROR, delayed_error, passes_on, without_formula
+from functionalize._torch.autograd import CUSTOM_BACKWARD, DELAYED_ERROR, delayed_error, passes_on, without_formula
 from functionalize.aliasing.overlap import disjoint
 from functionalize.errors import NoFormulaError, UnsupportedMutationError
 from functionalize.graph_capture.inputs.inputs import TracedInput
@@ -89,7 +89,7 @@ def refusals(targets: Mapping[int, torch.Tensor], sources: Sequence[Any]) -> dic
     refused = {
         function: refusal
         for function in functions_behind(target.grad_fn for target in targets.values())
-        if (refusal := _refusal(function)) is not None
+        if function.name().startswith(_REFUSING) and (refusal := _refusal(function)) is not None
     }
     if not refused:
         return {}
@@ -107,14 +107,14 @@ def refusals(targets: Mapping[int, torch.Tensor], sources: Sequence[Any]) -> dic
 
 def _refusal(function: Any) -> NoFormulaError | None:
     """Why an autograd function, or that of an operator without a formula, gives no gradient."""
-    name = function.name()
-    if name == _WITHOUT_FORMULA:
+    if function.name() == _WITHOUT_FORMULA:
         return function.refusal  # type: ignore[no-any-return]
-    text = delayed_error(function) if name == DELAYED_ERROR else without_formula(name)
+    text = delayed_error(function) if function.name() == DELAYED_ERROR else without_formula(function)
     return None if text is None else NoFormulaError.of_eager(text)
 
 
 _WITHOUT_FORMULA = f"{WithoutFormula.__name__}Backward"
+_REFUSING = (_WITHOUT_FORMULA, DELAYED_ERROR, CUSTOM_BACKWARD)  # how the names of functions begin that may refuse
 
 
 def reach_made_leaves(

@@ -438,7 +438,8 @@ class GraphFinalizer:
         shown = [node.meta.get("val") if isinstance(node, Node) else None for node in self.outputs.nodes]
         sparse = frozenset(n for n, val in enumerate(shown) if getattr(val, "layout", _STRIDED) is not _STRIDED)
         modes = {val.fake_mode for val in shown if isinstance(val, FakeTensor)}
-        ops = {id(node.target): node.target for node in graph.nodes}.values()  # by identity: torch hashes ops in Python
+        calls = [node.target for node in graph.nodes if node.op == "call_function"]
+        ops = {id(op): op for op in calls}.values()  # by identity: torch hashes ops in Python
         return GraphTraits(
             outputs=len(shown),
             keeps_workspaces=keeps_workspaces(graph),
