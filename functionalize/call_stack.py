@@ -13,7 +13,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import NamedTuple
@@ -70,19 +70,25 @@ Modules = dict[str, tuple[str, str]]  # as the meta of nodes has them: by a modu
 Positions = tuple[tuple[int, int], ...]  # of the program's frames, innermost first: a code's identity, its instruction
 
 
+class _Lines(NamedTuple):
+    """Lines as in a traceback."""
+
+    all: str
+    text: str  # as a node's meta has them: without the space at the end
+
+
 class Origin:
     """Where a program is: the frames of the scope that runs, and the origin of the scope itself.
 
     ``modules``: those whose ``forward`` runs.
     """
 
-    __slots__ = ("_text", "_trace", "frames", "modules", "outer")
+    __slots__ = ("_lines", "frames", "modules", "outer")
 
     def __init__(self, frames: Positions, outer: Origin | Location, modules: Modules) -> None:
         self.frames, self.outer = frames, outer  # outermost: the line that calls the program
         self.modules = modules
-        self._trace: str | None = None
-        self._text: str | None = None
+        self._lines: _Lines | None = None
 
     @property
     def location(self) -> Location:
@@ -113,19 +119,12 @@ class Origin:
         return self.outer if isinstance(self.outer, Location) else self.outer.decisive
 
     @property
-    def trace(self) -> str:
+    def lines(self) -> _Lines:
         """The program's lines, outermost first, as in a traceback: the user's, and those of torch's modules."""
-        if self._trace is None:
-            outer = "" if isinstance(self.outer, Location) else self.outer.trace
-            self._trace = outer + "".join(map(_line_of_trace, reversed(self.frames)))
-        return self._trace
-
-    @property
-    def text(self) -> str:
-        """The trace as a node's meta has it."""
-        if self._text is None:
-            self._text = self.trace.rstrip()
-        return self._text
+        if self._lines is None:
+            outer = "" if isinstance(self.outer, Location) else self.outer.lines.all
+            self._lines = _lines_of(outer, self.frames)
+        return self._lines
 
 
 class _Scope:
@@ -205,6 +204,13 @@ def location_of(position: tuple[int, int]) -> Location:
 def _line_of_trace(position: tuple[int, int]) -> str:
     line = location_of(position)
     return f'  File "{line.file}", line {line.line}, in {line.function}\n    {line.source}\n'
+
+
+@lru_cache(maxsize=1 << 12)  # another capture of the program asks for the same
+def _lines_of(outer: str, frames: Positions) -> _Lines:
+    """The lines of a scope, with those outside of it before them."""
+    lines = outer + "".join(map(_line_of_trace, reversed(frames)))
+    return _Lines(lines, lines.rstrip())
 
 
 def line_of_trace(trace: str | None) -> str:

@@ -15,7 +15,6 @@ import gc
 import threading
 import types
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from functionalize.uninterrupted import uninterrupted
@@ -23,8 +22,7 @@ from functionalize.uninterrupted import uninterrupted
 ABSENT: Any = object()  # the value of a name that does not exist
 
 
-@dataclass(frozen=True, eq=False)
-class Patch:
+class Patch(NamedTuple):
     """One name, and its replacement.
 
     ``make`` gets the value that this thread sees now, ``ABSENT`` if it sees no value. A replaced function of a module
@@ -90,16 +88,16 @@ class Patches:
     def _install(self, rows: Iterable[Patch]) -> None:
         try:
             with _LOCK:
-                for row in rows:
-                    key = id(row.owner), row.name
+                for owner, name, make, shared in rows:
+                    key = id(owner), name
                     place = _PLACES.get(key)
                     if place is None:
-                        place = _PLACES[key] = _Place(row.owner, row.name)
+                        place = _PLACES[key] = _Place(owner, name)
                     elif not place.replacements:
                         place.begin()
-                    thread = None if row.shared else self._thread
+                    thread = None if shared else self._thread
                     self._installed.append((place, thread))
-                    place.install(self, thread, row.make)
+                    place.install(self, thread, make)
         except BaseException:
             uninterrupted(self._take_back)
             raise
@@ -114,11 +112,7 @@ class Patches:
                 self._installed.pop()
 
 
-class _Replacement(NamedTuple):
-    """A value in the place of another one, and whose it is."""
-
-    user: Patches
-    value: Any
+_Replacement = tuple[Patches, Any]  # whose it is, and the value in the place of another one
 
 
 class _Place:
@@ -145,12 +139,12 @@ class _Place:
     def value(self, thread: int | None) -> Any:
         """The value that a thread sees."""
         replacements = self.replacements.get(thread)
-        return self.original if replacements is None else replacements[-1].value
+        return self.original if replacements is None else replacements[-1][1]
 
     def install(self, user: Patches, thread: int | None, make: Callable[[Any], Any]) -> None:
         before = self.replacements.get(thread, ())
-        value = make(before[-1].value if before else self.original)
-        self.replacements[thread] = (*before, _Replacement(user, value))
+        value = make(before[-1][1] if before else self.original)
+        self.replacements[thread] = (*before, (user, value))
         if thread is None:
             _write(self.owner, self.name, value)
         elif not self._dispatches:
@@ -161,13 +155,14 @@ class _Place:
 
     def take_back(self, user: Patches, thread: int | None) -> None:
         before = self.replacements.get(thread, ())
-        kept = tuple([replacement for replacement in before if replacement.user is not user])
+        alone = len(before) == 1 and before[0][0] is user  # as almost always
+        kept = () if alone else tuple([replacement for replacement in before if replacement[0] is not user])
         if len(kept) == len(before):
             return
         if kept:
             self.replacements[thread] = kept
             if thread is None:
-                _write(self.owner, self.name, kept[-1].value)
+                _write(self.owner, self.name, kept[-1][1])
             return
         if len(self.replacements) == 1:
             _write(self.owner, self.name, self.own)

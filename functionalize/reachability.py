@@ -26,5 +26,5 @@ def functions_behind(ends: Iterable[Any], beyond: Container[Any] = ()) -> set[An
         function = pending.pop()
         if function is not None and function not in reached and function not in beyond:
             reached.add(function)
-            pending += [following for following, _ in function.next_functions]
+            pending += [following for following, _ in function.next_functions if following is not None]
     return reached

@@ -65,6 +65,7 @@ def has_node_hooks(leaf: torch.Tensor) -> bool:
 
 
 DELAYED_ERROR = "torch::autograd::Error"  # autograd's node that raises, also for `autograd_not_implemented`
+CUSTOM_BACKWARD = "GeneratedBackwardFor_"  # how the names of nodes of `torch.library.custom_op` begin
 
 
 def passes_on(function: Any) -> bool:
@@ -82,13 +83,16 @@ def delayed_error(function: Any) -> str:
 
 
 def without_formula(function: Any) -> str | None:
-    """The message of the error that autograd's node of a custom operator without a formula raises; None for others."""
+    """The message of the error that autograd's node of a custom operator without a formula raises; None for others.
+
+    The name of the node begins with ``CUSTOM_BACKWARD``.
+    """
     from torch._library.custom_ops import OPDEFS  # the operators made by `torch.library.custom_op`, by name
 
     name = function.name()
-    for operator in OPDEFS.values() if name.startswith("GeneratedBackwardFor_") else ():
+    for operator in OPDEFS.values():
         op = operator._opoverload
-        own = f"GeneratedBackwardFor_{op._namespace}_{op._opname}_{op._overloadname}Backward"
+        own = f"{CUSTOM_BACKWARD}{op._namespace}_{op._opname}_{op._overloadname}Backward"
         if name == own and operator._backward_fn is None:
             what = f"Trying to backward through {op} but no autograd formula was registered."
             return f"{what} Please use register_autograd to add one."

@@ -158,7 +158,7 @@ class PartOfWrapper:
     path: tuple[str, ...]  # the attributes that lead to it
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)  # making a frozen one takes three times as long, and a large model has thousands
 class GraphInput:
     """One input of a program: a tensor of its state, a gradient, or a leaf of its arguments."""
 

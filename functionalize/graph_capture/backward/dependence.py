@@ -116,7 +116,9 @@ def _substitute(graph: Graph, node: Node, like: torch.Tensor) -> None:
 
 
 def drop_dead(graph: Graph) -> None:
-    """Like ``eliminate_dead_code``, which calls ``is_impure`` of each node; here only of nodes without users."""
+    """Like ``eliminate_dead_code``, which calls ``is_impure`` of each node; here only of calls without users."""
     for node in reversed(graph.nodes):
-        if not node.users and node.op in ("call_function", "get_attr") and not node.is_impure():
+        if node.users or node.op not in ("call_function", "get_attr"):
+            continue
+        if node.target is operator.getitem or not node.is_impure():
             graph.erase_node(node)

@@ -13,7 +13,7 @@ import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from functionalize._torch import is_symbolic, storage_key
-from functionalize._torch.autograd import DELAYED_ERROR, delayed_error, passes_on, without_formula
+from functionalize._torch.autograd import CUSTOM_BACKWARD, DELAYED_ERROR, delayed_error, passes_on, without_formula
 from functionalize.aliasing.overlap import disjoint
 from functionalize.errors import NoFormulaError, UnsupportedMutationError
 from functionalize.graph_capture.inputs.inputs import TracedInput
@@ -89,7 +89,7 @@ def refusals(targets: Mapping[int, torch.Tensor], sources: Sequence[Any]) -> dic
     refused = {
         function: refusal
         for function in functions_behind(target.grad_fn for target in targets.values())
-        if (refusal := _refusal(function)) is not None
+        if function.name().startswith(_REFUSING) and (refusal := _refusal(function)) is not None
     }
     if not refused:
         return {}
@@ -114,6 +114,7 @@ def _refusal(function: Any) -> NoFormulaError | None:
 
 
 _WITHOUT_FORMULA = f"{WithoutFormula.__name__}Backward"
+_REFUSING = (_WITHOUT_FORMULA, DELAYED_ERROR, CUSTOM_BACKWARD)  # how the names of functions begin that may refuse
 
 
 def reach_made_leaves(
@@ -176,11 +177,15 @@ def refuse_new_histories(inputs: Sequence[TracedInput], mutations: Sequence[Inpu
         raise SET_TO_OTHER_INPUT.error(input=entry.target or entry.name)
 
 
+def function_of(entry: TracedInput) -> Any:
+    """The function of autograd that computed an input which requires gradients; None for a leaf."""
+    return entry.edge.node if isinstance(entry.edge, GradientEdge) else None
+
+
 def forgets(entry: TracedInput) -> bool:
     """Whether an input that requires gradients has lost the history of its computation, by `detach_`."""
-    if entry.edge is None or isinstance(entry.edge, torch.Tensor) or entry.fake is None:
-        return False
-    return entry.edge.node not in functions_behind([entry.fake.grad_fn])
+    function = function_of(entry)
+    return function is not None and entry.fake is not None and function not in functions_behind([entry.fake.grad_fn])
 
 
 def refuse_written_pieces(

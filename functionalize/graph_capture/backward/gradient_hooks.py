@@ -88,9 +88,11 @@ def check_hooks(inputs: Sequence[TracedInput], asked: Mapping[tuple[int, str], L
     for number, entry in enumerate(inputs):
         if entry.fake is None or not isinstance(entry.value, torch.Tensor):
             continue
-        label, hooks = entry.target or entry.name, gradient_hooks(entry.fake)
-        if hooks and not set(map(id, gradient_hooks(entry.value))).issuperset(map(id, hooks)):
-            raise HOOK_LEFT.error(place=f"on the gradient of `{label}`")
+        label = entry.target or entry.name
+        if has_gradient_hooks(entry.fake):
+            own = set(map(id, gradient_hooks(entry.value)))
+            if not own.issuperset(map(id, gradient_hooks(entry.fake))):
+                raise HOOK_LEFT.error(place=f"on the gradient of `{label}`")
         if (number, HOOKS) in asked and is_leaf(entry.value) and has_node_hooks(entry.value):
             raise NODE_HOOKS.error(asked[number, HOOKS], input=label)
 

@@ -24,11 +24,12 @@ def left_by(inputs: Sequence[TracedInput], objects: ObjectGraph) -> dict[int, in
     before = {id(entry.gradient_of.fake): entry.fake for entry in inputs if entry.gradient_of is not None}
     left: dict[int, int | None] = {}
     for entry in inputs:
-        if entry.gradient_of is not None or entry.fake is None:
+        fake = entry.fake
+        if entry.gradient_of is not None or fake is None or (fake.is_leaf and fake.grad is before.get(id(fake))):
             continue
-        leaf = is_leaf(entry.value) or is_leaf(entry.fake) or id(entry.fake) in before or has_gradient(entry.fake)
-        if leaf and entry.fake.grad is not before.get(id(entry.fake)):
-            left[id(entry)] = None if entry.fake.grad is None else objects.number(entry.fake.grad)
+        leaf = is_leaf(entry.value) or is_leaf(fake) or id(fake) in before or has_gradient(fake)
+        if leaf and fake.grad is not before.get(id(fake)):
+            left[id(entry)] = None if fake.grad is None else objects.number(fake.grad)
     return left
 
 

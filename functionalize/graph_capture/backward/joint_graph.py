@@ -169,7 +169,8 @@ class JointTracer:
         """Give an edge to the inputs that the program has set to require gradients."""
         seen = {id(entry.fake) for entry in inputs if entry.edge is not None}
         for entry in inputs:
-            if entry.gradient_of is None and is_leaf(entry.fake) and id(entry.fake) not in seen:
+            new = entry.edge is None and entry.gradient_of is None
+            if new and is_leaf(entry.fake) and id(entry.fake) not in seen:
                 seen.add(id(entry.fake))
                 entry.edge = gradient_edge(entry.fake)  # type: ignore[arg-type]
 

@@ -26,6 +26,7 @@ from functionalize.call_stack import Location, Origin
 from functionalize.graph_capture.backward.dependence import counting_from_storages, drop_dead
 from functionalize.graph_capture.backward.differentiability import (
     forgets,
+    function_of,
     reach_made_leaves,
     refuse_new_histories,
     refuse_views_at_unknown_offsets,
@@ -413,6 +414,8 @@ class GraphFinalizer:
         self, writes: Mapping[int, int | None], written: set[int], old_storages: Mapping[int, int]
     ) -> None:
         """Record how many writes of changed inputs the program reported to autograd; one for an input lifted late."""
+        if not written:
+            return
         begun = {n: storage_key(e.value) for n, e in enumerate(self.inputs) if isinstance(e.value, torch.Tensor)}
         fakes = [self.inputs[number].fake for number in written]
         owners = {
@@ -435,7 +438,8 @@ class GraphFinalizer:
         shown = [node.meta.get("val") if isinstance(node, Node) else None for node in self.outputs.nodes]
         sparse = frozenset(n for n, val in enumerate(shown) if getattr(val, "layout", _STRIDED) is not _STRIDED)
         modes = {val.fake_mode for val in shown if isinstance(val, FakeTensor)}
-        ops = {id(node.target): node.target for node in graph.nodes}.values()  # by identity: torch hashes ops in Python
+        calls = [node.target for node in graph.nodes if node.op == "call_function"]
+        ops = {id(op): op for op in calls}.values()  # by identity: torch hashes ops in Python
         return GraphTraits(
             outputs=len(shown),
             keeps_workspaces=keeps_workspaces(graph),
@@ -486,10 +490,11 @@ class GraphFinalizer:
             if entry.fake is None:
                 continue
             storage = storages.get(id(entry.fake)) or storage_key(entry.fake)  # of a lifted input
-            keys = id(entry.fake), storage, id(getattr(entry.edge, "node", None))
-            others = everywhere | ({OFFSET} if entry.name in counting else set())
-            answers |= {(number, question): None for question in others}
-            answers |= {(number, question): line for question, line in asked.of(*keys)}
+            keys = id(entry.fake), storage, id(function_of(entry))
+            for question in (*everywhere, OFFSET) if entry.name in counting else everywhere:
+                answers[number, question] = None
+            for question, line in asked.of(*keys):
+                answers[number, question] = line
         return answers
 
     def _is_resized_input(self, base: Base) -> bool:

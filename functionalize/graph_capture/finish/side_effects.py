@@ -194,9 +194,10 @@ def refuse_changes_inside(guards: PythonGuards) -> None:
         UnsupportedProgramError: a value did.
     """
     memo = guards.memo()
-    for guard in guards.rows:
+    held = [guard for guard in guards.rows if type(guard.content) is Content]
+    for guard in held:
         value, before = guard.value, guard.content
-        if type(before) is not Content or holds_the_same(value, before):
+        if holds_the_same(value, before):
             continue
         if guards.read(guard.container, guard.key) is value and not same(frozen(value, memo), before):
             raise CONTENTS_CHANGED.error(path=guard.path, kind=type(value).__name__)

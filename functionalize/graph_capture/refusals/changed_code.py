@@ -9,7 +9,8 @@ to reach.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,8 @@ from functionalize.python_state.walk import joined
 from functionalize.refusals.python_objects import CODE_CHANGED
 from functionalize.runtime.guards.python_guards import PythonGuards
 from functionalize.uninterrupted import uninterrupted
+
+_bases_of: Callable[[type], tuple[type, ...]] = type.__dict__["__mro__"].__get__  # a class may have another `__mro__`
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,8 +55,7 @@ def code_put_back(guards: PythonGuards) -> Iterator[None]:
     sources, changed = guards.code, list[_Changed]()
     values = [source.container.now() for source in sources]
     owners = [owner for source in sources if isinstance(owner := source.container.owner, type)]
-    bases = {base: None for owner in owners for base in type.__dict__["__mro__"].__get__(owner)}
-    classes = {base: dict(vars(base)) for base in bases}
+    classes = {base: dict(vars(base)) for base in {base: None for owner in owners for base in _bases_of(owner)}}
 
     def put_back() -> None:
         for place in changed:
@@ -63,17 +65,19 @@ def code_put_back(guards: PythonGuards) -> Iterator[None]:
         yield
     finally:
         for source, before in zip(sources, values, strict=True):
-            changed += _changed(source, before)
+            now = source.container.now()
+            if not all(map(operator.is_, now, before)):
+                changed += _changed(source, before, now)
         uninterrupted(put_back)
     if changed:
         places = ", ".join(f"`{joined(place.source.path, place.key)}`" for place in changed)
         raise CODE_CHANGED.error(places=places)
 
 
-def _changed(source: ContainerSource, before: Sequence[Any]) -> list[_Changed]:
+def _changed(source: ContainerSource, before: Sequence[Any], after: Sequence[Any]) -> list[_Changed]:
     code = source.container
     return [
         _Changed(source, name, value)
-        for name, value, now in zip(code.names, before, code.now(), strict=True)
+        for name, value, now in zip(code.names, before, after, strict=True)
         if now is not value and now is read(code, name)  # else it is computed at each read
     ]

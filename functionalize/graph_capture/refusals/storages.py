@@ -7,9 +7,7 @@ as fake storages have no bytes.
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -31,17 +29,19 @@ def refuse_resized(
         UnsupportedProgramError: it has.
     """
     also = set(map(storage_key, freed))
-    for entry in (entry for entry in entries if entry.storage not in also):
+    for entry in (entry for entry in entries if entry.storage > 0 and entry.storage not in also):
         base, tensor = graph.bases.get(entry.storage), entry.handle
         by_operator = base is not None and base.capacity is not None
-        if not (by_operator or is_symbolic(tensor)) and storage_key(tensor) == entry.storage > 0:
-            _refuse_if(partial(operator.ne, entry.capacity), tensor)
+        if by_operator or is_symbolic(tensor) or storage_key(tensor) != entry.storage:
+            continue
+        if _plain_size(tensor) not in (None, entry.capacity):
+            raise STORAGE_RESIZED.error(size=tuple(tensor.size()))
     for tensor in handles:
-        if storage_key(tensor) > 0 and not is_symbolic(tensor) and tensor.numel():
-            _refuse_if(operator.not_, tensor)
+        if storage_key(tensor) > 0 and not is_symbolic(tensor) and tensor.numel() and _plain_size(tensor) == 0:
+            raise STORAGE_RESIZED.error(size=tuple(tensor.size()))
 
 
-def _refuse_if(resized: Callable[[int], bool], tensor: torch.Tensor) -> None:
+def _plain_size(tensor: torch.Tensor) -> int | None:
+    """How many bytes a tensor's storage holds; None where that is not a plain number."""
     size = tensor.untyped_storage().nbytes()
-    if type(size) is int and resized(size):
-        raise STORAGE_RESIZED.error(size=tuple(tensor.size()))
+    return size if type(size) is int else None

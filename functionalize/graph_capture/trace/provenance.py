@@ -60,7 +60,7 @@ class Provenance:
         if context is None:
             return self.now()
         if context.origin is None:
-            context.origin = self.now()
+            context.origin = self.now(sys._getframe(2))  # two frames of this package less
         return context.origin  # type: ignore[no-any-return]
 
     def note(self, node: Node) -> None:
@@ -80,7 +80,7 @@ class Provenance:
         for node in graph.nodes:
             origin = node.meta.get("stack_trace")
             if isinstance(origin, Origin):
-                node.meta["stack_trace"] = origin.text
+                node.meta["stack_trace"] = origin.lines.text
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:

@@ -71,7 +71,7 @@ def convert(functions: Iterable[Any]) -> list[tuple[Any, types.CodeType]]:
     converted = list[tuple[Any, types.CodeType]]()
     for function in (*functions, *own):
         code = function.__code__
-        made = _converted(code, frozenset(CONVERSIONS.keys() - function.__globals__.keys()))
+        made = _converted(code, frozenset([name for name in CONVERSIONS if name not in function.__globals__]))
         converted += [] if made is code else [(function, made)]
     return converted
 

@@ -32,7 +32,7 @@ from functionalize.refusals.random_numbers import (
 class DefaultGenerator:
     """Substitute for the default generator in `torch.random`."""
 
-    def __init__(self, regions: CheckpointRegions | None = None) -> None:
+    def __init__(self, regions: CheckpointRegions) -> None:
         """``regions``: torch sets states where it computes one again."""
         self._regions, self._thread = regions, threading.get_ident()
         self._at = self._end = 0  # its position, and the furthest one, in draws since the program began
@@ -115,7 +115,7 @@ class DefaultGenerator:
     @property
     def runs_again(self) -> bool:
         """Whether a checkpointed region is computed again."""
-        return self._regions is not None and self._regions.runs_again
+        return self._regions.runs_again
 
     @property
     def _is_captured(self) -> bool:

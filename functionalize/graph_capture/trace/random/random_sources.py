@@ -75,7 +75,9 @@ class TorchGenerators:
         self.given: Generators = {}  # generators that the program passed to draw from
         others = [entry for entry in inputs if type(entry.value) not in TENSOR_TYPES]
         self._passed = {entry.name: entry.value for entry in others if isinstance(entry.value, torch.Generator)}
-        self._root, self._default, self._devices = torch.nn.Module(), DefaultGenerator(), DeviceGenerators()
+        self._root: torch.nn.Module  # of the run, as the next
+        self._default: DefaultGenerator
+        self._devices = DeviceGenerators()
 
     @contextlib.contextmanager
     def watched(self, root: torch.nn.Module, regions: CheckpointRegions) -> Iterator[None]:

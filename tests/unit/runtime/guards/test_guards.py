@@ -604,6 +604,11 @@ def test_attributes_of_tensors_are_read_and_compared() -> None:
     assert_same(torch.full((2, 2), 6.0), again(scaled(2)))
 
 
+def test_attributes_of_tensors_that_the_program_does_not_read_are_not_compared() -> None:
+    program = capture(torch.nn.Linear(2, 2), (torch.ones(2, 2),))
+    assert not [guard for guard in program.guards if "attribute" in str(guard)]
+
+
 def test_results_of_enable_grad_require_gradients_under_no_grad() -> None:
     @torch.enable_grad()
     def run(x: Tensor) -> Tensor:
