@@ -112,7 +112,11 @@ class Patches:
                 self._installed.pop()
 
 
-_Replacement = tuple[Patches, Any]  # whose it is, and the value in the place of another one
+class _Replacement(NamedTuple):
+    """A value in the place of another one, and whose it is."""
+
+    user: Patches
+    value: Any
 
 
 class _Place:
@@ -139,12 +143,12 @@ class _Place:
     def value(self, thread: int | None) -> Any:
         """The value that a thread sees."""
         replacements = self.replacements.get(thread)
-        return self.original if replacements is None else replacements[-1][1]
+        return self.original if replacements is None else replacements[-1].value
 
     def install(self, user: Patches, thread: int | None, make: Callable[[Any], Any]) -> None:
         before = self.replacements.get(thread, ())
-        value = make(before[-1][1] if before else self.original)
-        self.replacements[thread] = (*before, (user, value))
+        value = make(before[-1].value if before else self.original)
+        self.replacements[thread] = (*before, _Replacement(user, value))
         if thread is None:
             _write(self.owner, self.name, value)
         elif not self._dispatches:
@@ -155,14 +159,14 @@ class _Place:
 
     def take_back(self, user: Patches, thread: int | None) -> None:
         before = self.replacements.get(thread, ())
-        alone = len(before) == 1 and before[0][0] is user  # as almost always
-        kept = () if alone else tuple([replacement for replacement in before if replacement[0] is not user])
+        alone = len(before) == 1 and before[0].user is user  # as almost always
+        kept = () if alone else tuple([replacement for replacement in before if replacement.user is not user])
         if len(kept) == len(before):
             return
         if kept:
             self.replacements[thread] = kept
             if thread is None:
-                _write(self.owner, self.name, kept[-1][1])
+                _write(self.owner, self.name, kept[-1].value)
             return
         if len(self.replacements) == 1:
             _write(self.owner, self.name, self.own)
