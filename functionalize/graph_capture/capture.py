@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from functionalize._torch.symbols.tracing import answers_of_export
+from functionalize.call_stack import with_room_for_frames
 from functionalize.errors import OverlappingInputsError, UnsupportedProgramError, check_choice, check_remove
-from functionalize.frames import with_room_for_frames
 from functionalize.graph_capture.agreement import agree_on_capture
 from functionalize.graph_capture.backward.missing_gradients import serves_without_gradients
 from functionalize.graph_capture.inputs.dynamic_shapes import DynamicShapes, with_dims

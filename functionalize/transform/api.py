@@ -18,8 +18,8 @@ from functionalize._torch import (
     pytree,
     unwrap_functorch,
 )
+from functionalize.call_stack import with_room_for_frames
 from functionalize.errors import check_remove
-from functionalize.frames import with_room_for_frames
 from functionalize.transform.context import FunctionalizationContext
 from functionalize.transform.epilogue import Epilogue, Input
 from functionalize.transform.function_mode import FunctionalizeFunctionMode
