@@ -207,7 +207,7 @@ class ProgramInputs:
         self.inputs = [*state, *gradients, *user]
 
     def _walk(self) -> tuple[StateWalk, Follower]:
-        state = StateWalk()
+        state = StateWalk(of_state=True)
         for name in self._roots:
             state.walk(self._roots, name, name)
         return state, Follower(self._func, state, self.hooked)

@@ -7,6 +7,7 @@ lines compare objects by identity.
 from __future__ import annotations
 
 import types
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Set
 from functools import partial, reduce
@@ -48,7 +49,7 @@ from functionalize.python_state.snapshot import (
     same,
     without,
 )
-from functionalize.python_state.traversal_rules import PLAIN, key_behind, keys_of
+from functionalize.python_state.traversal_rules import PLAIN, is_constant, key_behind, keys_of
 from functionalize.python_state.walk import StateWalk, joined
 from functionalize.runtime.guards.compiled import FunctionWriter
 from functionalize.runtime.guards.guard import WHEN, CallInputs, FastCode, Guard, GuardKind, mismatch, words
@@ -170,15 +171,14 @@ class _Module(NamedTuple):
         """Guards on whether it trains, its hooks, and its own attributes."""
         path, source, rows = self.path, self.source, self.rows
         for name, value in self.content.items():
-            cls = type(value)
             if name in _OF_MODULES:
                 continue
-            if cls in PLAIN:
-                yield _guard((path, name, source, name, value, value))
+            if is_constant(value):
+                yield _guard((path, name, source, name, value, frozen(value, {})))
             elif name in rows:
                 yield from rows[name]
             elif name in HOOKS_OF_MODULES:
-                yield _guard((path, name, source, name, value, EMPTY[cls]))
+                yield _guard((path, name, source, name, value, EMPTY[type(value)]))
 
 
 def _of_length(source: ContainerSource, length: int) -> PythonGuard:
@@ -269,11 +269,10 @@ class PythonGuards(GuardKind):
         module = self._modules[id(content)] = _Module(path, attributes, content.copy(), {})
         for name in _OF_ALL_MODULES:
             value = content.get(name)
-            cls = type(value)
-            if cls in EMPTY and not value:
+            if type(value) in EMPTY and not value:
                 self._empty.append(value)
-            elif cls not in PLAIN:
-                is_compared = not (id(value) in entered or issubclass(cls, torch.Tensor))
+            elif not is_constant(value):
+                is_compared = not (id(value) in entered or issubclass(type(value), torch.Tensor))
                 module.rows[name] = [self._row(path, name, attributes, name, value)] if is_compared else []
         self._add(module.guards)
 
@@ -283,7 +282,7 @@ class PythonGuards(GuardKind):
         contents = dict[int, Any]()  # by the identities of values, which `taken` holds: many objects have one class
         for path, owner, names in code:
             container = CodeOf(owner.value, names)
-            source = ContainerSource(container, path, owner)
+            source = ContainerSource(container, path, weakref.ref(owner))
             owner.containers.append(source)
             self.code.append(source)
             values = container.now()
