@@ -10,7 +10,7 @@ import enum
 import functools
 import types
 import weakref
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Set
 from typing import Any
 
 import torch
@@ -41,7 +41,7 @@ from functionalize.python_state.slots import ObjectSource
 from functionalize.python_state.traversal_rules import PLAIN, is_entered, of_proxy
 from functionalize.python_state.walk import TENSOR_TYPES, StateWalk, is_module
 from functionalize.runtime.calls.program import CapturedProgram
-from functionalize.runtime.guards.python_guards import PythonGuards, hooks_of
+from functionalize.runtime.guards.python_guards import Code, PythonGuards, hooks_of
 
 _CODE = (*FUNCTIONS, *METHODS_IN_C, type)
 _DEPTH = 4  # how far functions that call functions are followed
@@ -52,7 +52,7 @@ _OF_FUNCTIONS = ("__code__", "__defaults__", "__kwdefaults__")  # what a functio
 _ASSIGNABLE = 1 << 9  # the flag of classes that a program can give an object instead of its own
 
 
-def python_guards_of(state: StateWalk, code: Iterable[tuple[str, ObjectSource, Sequence[str]]]) -> PythonGuards:
+def python_guards_of(state: StateWalk, code: Iterable[Code]) -> PythonGuards:
     """Guards on what a program with this state may branch on; ``code``: objects whose attributes choose its code."""
     guards = PythonGuards([source for slot, source in state.entered.items() if slot.steps])
     entered = {*map(id, state.seen), *state.containers}
@@ -77,7 +77,7 @@ class ProgramCode:
             name: {} for name in _ASKED
         }  # by name, the globals of functions that use it
         # Paths, objects and attributes on which it depends which code runs.
-        self.decisive: dict[tuple[int, int], tuple[str, Any, Sequence[str]]] = {}
+        self.decisive: dict[tuple[int, int], tuple[str, Any, tuple[str, ...]]] = {}
         self.converting: dict[int, Any] = {}  # functions that may call `float` or `int`, by identity
         self.converts = True  # whether these, and slices, return symbols
 
@@ -244,7 +244,7 @@ class Follower:
         """Follow the methods of a class; ``names``: methods of a module that may be called, besides ``forward``."""
         added = methods.further(names)
         for cls, guarded in methods.guarded.items():
-            self.code.decisive[id(methods.kind), id(cls)] = cls.__qualname__, cls, guarded
+            self.code.decisive[id(methods.kind), id(cls)] = cls.__qualname__, cls, tuple(guarded)
         for _, method in added:
             for function in functions_in(method):
                 self._follow(function, _DEPTH)
@@ -314,7 +314,7 @@ class Follower:
                 self._follow(value, depth - 1)
 
     @property
-    def decisive(self) -> Iterator[tuple[str, ObjectSource, Sequence[str]]]:
+    def decisive(self) -> Iterator[Code]:
         """Paths, objects and names of attributes on which it depends which code the program runs."""
         for source in self._state.objects:
             value = source.value

@@ -24,6 +24,7 @@ from functionalize.python_state.containers import (
     SetItems,
     Variable,
     cell_content,
+    code_now,
     copy_of,
     place_of,
     read,
@@ -66,6 +67,9 @@ _EMPTY_IS_FALSE = (dict, OrderedDict, list)  # `not container` takes a third of 
 _CHANGES_IT = (
     "the program changes it, and supports only the value from the capture: restore that value, or capture again"
 )
+
+
+Code = tuple[str, ObjectSource, tuple[str, ...]]  # what decides which code runs: path, owner and names of attributes
 
 
 class _Same:
@@ -190,12 +194,14 @@ def _of_order(source: ContainerSource, keys: tuple[Any, ...]) -> PythonGuard:
 
 
 def _of_code(
-    taken: Iterable[tuple[ContainerSource, Sequence[Any]]], contents: Mapping[int, Any]
+    code: Sequence[Code], taken: Sequence[tuple[Any, ...]], contents: Mapping[int, Any]
 ) -> Iterator[PythonGuard]:
-    """Guards on code; ``taken``: sources, with the values of their names; ``contents``: by the values' identities."""
-    for source, values in taken:
-        for name, value in zip(source.container.names, values, strict=True):
-            yield _guard(("", joined(source.path, name), source, name, value, contents[id(value)]))
+    """Guards on code; ``taken``: the values of its attributes; ``contents``: by the values' identities."""
+    for (path, owner, names), values in zip(code, taken, strict=True):
+        source = ContainerSource(CodeOf(owner.value, names), path, weakref.ref(owner))
+        owner.containers.append(source)
+        for name, value in zip(names, values, strict=True):
+            yield _guard(("", joined(path, name), source, name, value, contents[id(value)]))
 
 
 class PythonGuards(GuardKind):
@@ -203,7 +209,7 @@ class PythonGuards(GuardKind):
 
     def __init__(self, in_tuples: Sequence[ObjectSource] = ()) -> None:
         """``in_tuples``: objects in tuples, whose content has guards of its own."""
-        self.code: list[ContainerSource] = []  # what decides which code runs
+        self.code: list[Code] = []
         self._rows: list[PythonGuard] = []
         self._later: list[Callable[[], Iterable[PythonGuard]]] | None = []  # give the rows; None once these are made
         self._in_tuples = in_tuples
@@ -257,9 +263,8 @@ class PythonGuards(GuardKind):
         self._add(lambda: rows)
 
     def _row(self, owner: str, name: str, source: ContainerSource, key: Any, value: Any) -> PythonGuard:
-        content = value if type(value) in PLAIN else frozen(value, self._memo)
-        row = _guard((owner, name, source, key, value, content))
-        if type(content) is Content:
+        row = _guard((owner, name, source, key, value, value if type(value) in PLAIN else frozen(value, self._memo)))
+        if not is_constant(value):
             self._holding.append(row)
         return row
 
@@ -276,21 +281,19 @@ class PythonGuards(GuardKind):
                 module.rows[name] = [self._row(path, name, attributes, name, value)] if is_compared else []
         self._add(module.guards)
 
-    def add_code(self, code: Iterable[tuple[str, ObjectSource, Sequence[str]]]) -> None:
+    def add_code(self, code: Iterable[Code]) -> None:
         """Add guards on attributes of functions, classes and objects that decide which code runs."""
-        taken = list[tuple[ContainerSource, Sequence[Any]]]()
+        self.code += code
+        taken = [code_now(owner.value, names) for _, owner, names in self.code]
         contents = dict[int, Any]()  # by the identities of values, which `taken` holds: many objects have one class
-        for path, owner, names in code:
-            container = CodeOf(owner.value, names)
-            source = ContainerSource(container, path, weakref.ref(owner))
-            owner.containers.append(source)
-            self.code.append(source)
-            values = container.now()
-            taken.append((source, values))
+        for (path, owner, names), values in zip(self.code, taken, strict=True):
             for name, value in zip(names, values, strict=True):
                 if id(value) not in contents:
-                    contents[id(value)] = self._row("", joined(path, name), source, name, value).content
-        self._add(partial(_of_code, taken, contents))
+                    content = contents[id(value)] = frozen(value, self._memo)
+                    if type(content) is Content and not is_constant(value):  # the defaults of a function
+                        source = ContainerSource(CodeOf(owner.value, names), path)
+                        self._holding.append(_guard(("", joined(path, name), source, name, value, content)))
+        self._add(lambda: _of_code(self.code, taken, contents))
 
     def add_structure(self, state: StateWalk) -> None:
         """Add guards on which objects are in which slots, on the lengths of containers, and on the order of dicts."""
