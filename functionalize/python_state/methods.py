@@ -31,7 +31,7 @@ class Methods:
     def __init__(self, cls: type) -> None:
         self.kind = cls
         self._entries: dict[str, list[tuple[type, Any]]] = {}  # methods that no name has led to, each with its class
-        self._of_library: dict[str, Any] = {}  # methods of bases in libraries, which a class of the program may replace
+        self._of_library: dict[str, Any] = {}  # what bases in libraries have, which a class of the program may replace
         self._is_module = issubclass(cls, torch.nn.Module)
         self.guarded: dict[type, list[str]] = {}  # by class: the attributes by which a call checks its methods
         if is_installed(cls):
@@ -44,15 +44,15 @@ class Methods:
                     if functions_in(entry):
                         self._entries.setdefault(name, []).append((base, entry))
             elif base is not object:
-                methods = {name: entry for name, entry in vars(base).items() if inspect.isroutine(entry)}
-                self._of_library = methods | self._of_library
+                self._of_library = {**vars(base), **self._of_library}
 
     def further(self, names: Iterable[str]) -> list[Method]:
         """The methods that these names lead to, without those that an earlier name led to."""
         methods = list[Method]()
         names = tuple(names)
         for name in self._of_library.keys() & {*names, "forward"} if self._is_module else self._of_library:
-            self._guard(self.kind, name, self._of_library[name])
+            if inspect.isroutine(self._of_library[name]):
+                self._guard(self.kind, name, self._of_library[name])
         wanted = (*names, "forward") if self._is_module else reversed(self._entries)
         todo = [name for name in wanted if name in self._entries]
         while todo:

@@ -36,6 +36,7 @@ from functionalize.python_state.decompose import (
     Comparison,
     decomposition_of,
     entries_of,
+    hooks_in,
     items_of,
 )
 from functionalize.python_state.reconstruct import TensorRef
@@ -88,8 +89,7 @@ class _Same:
 
 def hooks_of(module: torch.nn.Module) -> list[Any]:
     """The hooks that a module runs."""
-    attributes = module.__dict__
-    return [hook for name in HOOKS_OF_MODULES if attributes[name] for hook in attributes[name].values()]
+    return [hook for hooks in hooks_in(module.__dict__) for hook in hooks.values()]
 
 
 def is_numbers(value: Any) -> bool:
