@@ -50,9 +50,12 @@ class Methods:
         """The methods that these names lead to, without those that an earlier name led to."""
         methods = list[Method]()
         names = tuple(names)
-        for name in self._of_library.keys() & {*names, "forward"} if self._is_module else self._of_library:
-            if inspect.isroutine(self._of_library[name]):
-                self._guard(self.kind, name, self._of_library[name])
+        for name in self._of_library.keys() & {*names, "forward"} if self._is_module else [*self._of_library]:
+            entry = self._of_library.pop(name)
+            if inspect.isroutine(entry):
+                self._guard(self.kind, name, entry)
+        if not self._entries:
+            return methods
         wanted = (*names, "forward") if self._is_module else reversed(self._entries)
         todo = [name for name in wanted if name in self._entries]
         while todo:
