@@ -141,6 +141,7 @@ class Names(NamedTuple):
     """The names that code, and code of functions in it, uses."""
 
     all: list[str]
+    unordered: frozenset[str]  # the same
     loaded: list[str]  # globals that it reads
     stored: list[str]  # globals that it writes
     gives_attributes: bool  # whether it assigns attributes of any object
@@ -155,9 +156,11 @@ def names_in(code: types.CodeType) -> Names:
     )
     writes = _STORE_GLOBAL in opcodes
     stored = [step.argval for step in instructions(code) if step.opcode == _STORE_GLOBAL] if writes else []
-    names = [Names(list(code.co_names), [*_loaded(code)], stored, _STORE_ATTR in opcodes), *map(names_in, inner)]
-    named, loaded, written, gives = zip(*names, strict=True)
-    return Names(_once(named), _once(loaded), _once(written), any(gives))
+    own = list(code.co_names), [*_loaded(code)], stored, _STORE_ATTR in opcodes
+    others = [(names.all, names.loaded, names.stored, names.gives_attributes) for names in map(names_in, inner)]
+    named, loaded, written, gives = zip(own, *others, strict=True)
+    every = _once(named)
+    return Names(every, frozenset(every), _once(loaded), _once(written), any(gives))
 
 
 def _once(lists: Iterable[list[str]]) -> list[str]:

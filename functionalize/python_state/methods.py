@@ -44,7 +44,7 @@ class Methods:
                     if functions_in(entry):
                         self._entries.setdefault(name, []).append((base, entry))
             elif base is not object:
-                self._of_library = {**vars(base), **self._of_library}
+                self._of_library = vars(base) | self._of_library
 
     def further(self, names: Iterable[str]) -> list[Method]:
         """The methods that these names lead to, without those that an earlier name led to."""

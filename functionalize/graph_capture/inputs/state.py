@@ -34,7 +34,7 @@ from functionalize.python_state.code_names import (
     variables,
     variables_of_module,
 )
-from functionalize.python_state.containers import ABSENT, Variable, place_of, read
+from functionalize.python_state.containers import ABSENT, Variable, per_class, place_of, read
 from functionalize.python_state.methods import Methods, functions_in
 from functionalize.python_state.ownership import is_installed, is_of_torch_or_python, is_own
 from functionalize.python_state.slots import ObjectSource
@@ -91,7 +91,7 @@ class ProgramCode:
         code = function.__code__
         self.all.add(code)
         names = names_in(code)
-        self.names.update(names.all)
+        self.names |= names.unordered
         for name in _asked_in(code):
             self.asking[name][id(function.__globals__)] = function.__globals__
         if _converts(code) and not is_of_torch_or_python(str(function.__module__)):
@@ -267,7 +267,7 @@ class Follower:
         if issubclass(cls, enum.Enum):
             self._open_members(cls)
             return
-        for base in cls.__mro__:
+        for base in cls.__mro__ if _has_own_base(cls) else ():
             if is_own(base.__module__):
                 self._state.open(base, base.__qualname__)
 
@@ -340,6 +340,12 @@ class Follower:
             if value is not ABSENT:
                 self._state.walk(container, key, name)
         return shown
+
+
+@per_class
+def _has_own_base(cls: type) -> bool:
+    """Whether a class, or a base class, is of a program's own."""
+    return any(is_own(base.__module__) for base in cls.__mro__)
 
 
 def reached(func: Any) -> dict[str, Any]:

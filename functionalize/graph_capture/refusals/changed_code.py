@@ -54,7 +54,7 @@ def code_put_back(guards: PythonGuards) -> Iterator[None]:
     values = [code_now(owner, names) for _, owner, names in code]
     owners = [owner for _, owner, _ in code if isinstance(owner, type)]
     bases = {base: None for owner in owners for base in type.__dict__["__mro__"].__get__(owner)}
-    classes = {base: dict(vars(base)) for base in bases}
+    classes = {base: vars(base).copy() for base in bases}
 
     def put_back() -> None:
         for place in changed:
