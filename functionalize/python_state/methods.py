@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from functionalize.python_state.code_names import callables_behind, functions_among
-from functionalize.python_state.ownership import is_installed, root_of
+from functionalize.python_state.ownership import root_of
 
 _NOT_OWN = ("torch", "builtins")
 Method = tuple[str, Any]  # a name, and the entry of a class
@@ -25,7 +25,7 @@ class Methods:
     """The methods and properties of one class that a program may run, as their names become known.
 
     For modules, these are ``forward``, the methods that are named, and the methods that these name in turn; for other
-    objects, all methods. For classes of a library, whose objects keep their state to themselves, only ``forward``.
+    objects, all methods.
     """
 
     def __init__(self, cls: type) -> None:
@@ -34,10 +34,6 @@ class Methods:
         self._of_library: dict[str, Any] = {}  # what bases in libraries have, which a class of the program may replace
         self._is_module = issubclass(cls, torch.nn.Module)
         self.guarded: dict[type, list[str]] = {}  # by class: the attributes by which a call checks its methods
-        if is_installed(cls):
-            forward = getattr(cls, "forward", None) if self._is_module else None
-            self._entries = {"forward": [(cls, forward)]} if inspect.isfunction(forward) else {}
-            return
         for base in cls.__mro__:
             if root_of(base.__module__) not in _NOT_OWN:
                 for name, entry in vars(base).items():
@@ -79,6 +75,12 @@ class Methods:
                 names = self.guarded.setdefault(cls, [])
                 names += [guarded] if guarded not in names else []
                 return
+
+
+def forward_of(cls: type) -> Any:
+    """The only method that is known of a library's class, whose objects keep their state to themselves; or None."""
+    forward = getattr(cls, "forward", None) if issubclass(cls, torch.nn.Module) else None
+    return forward if inspect.isfunction(forward) else None
 
 
 def functions_in(method: Any) -> list[Any]:

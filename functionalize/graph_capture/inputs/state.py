@@ -35,7 +35,7 @@ from functionalize.python_state.code_names import (
     variables_of_module,
 )
 from functionalize.python_state.containers import ABSENT, Variable, per_class, place_of, read
-from functionalize.python_state.methods import Methods, functions_in
+from functionalize.python_state.methods import Methods, forward_of, functions_in
 from functionalize.python_state.ownership import is_installed, is_of_torch_or_python, is_own
 from functionalize.python_state.slots import ObjectSource
 from functionalize.python_state.traversal_rules import PLAIN, is_entered, of_proxy
@@ -235,10 +235,20 @@ class Follower:
             self._open_class(cls)
             if is_own(type(cls).__module__):
                 self._follow_class(type(cls))
+            if is_installed(cls):
+                self._follow_forward(cls)
+                return
             methods = Methods(cls)
-            if issubclass(cls, torch.nn.Module) and not is_installed(cls):
+            if issubclass(cls, torch.nn.Module):
                 self._modules.append(methods)
             self._follow_methods(methods)
+
+    def _follow_forward(self, cls: type) -> None:
+        """Follow the method of a library's class."""
+        forward = forward_of(cls)
+        if forward is not None:
+            self.code.decisive[id(cls), id(cls)] = cls.__qualname__, cls, ("forward",)
+            self._follow(forward, _DEPTH)
 
     def _follow_methods(self, methods: Methods, names: Iterable[str] = ()) -> None:
         """Follow the methods of a class; ``names``: methods of a module that may be called, besides ``forward``."""
