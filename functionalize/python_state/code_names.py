@@ -66,10 +66,10 @@ def bound_by_name(layers: Iterable[Any]) -> list[dict[str, Any]]:
     return [layer.keywords for layer in layers if isinstance(layer, functools.partial)]
 
 
-def variables(layers: Sequence[Any]) -> Iterator[Named]:
+def variables(layers: Sequence[Any], functions: Iterable[Any]) -> Iterator[Named]:
     """The variables that a callable reaches: arguments bound by ``partial``, ``self``, defaults, closures, globals.
 
-    ``layers``: the callable, and those behind it.
+    ``layers``: the callable, and those behind it; ``functions``: those among them.
     """
     for layer in layers:
         if type(layer) is types.FunctionType:
@@ -83,13 +83,14 @@ def variables(layers: Sequence[Any]) -> Iterator[Named]:
             yield "self", {"self": layer}, "self"
             called = inspect.getattr_static(type(layer), "__call__", None)
             yield from _of_functions(functions_among(callables_behind(called)))
-    yield from _of_functions(functions_among(layers))
+    yield from _of_functions(functions)
 
 
 def _of_functions(functions: Iterable[Any]) -> Iterator[Named]:
     for function in functions:
         if not (function.__module__ and root_of(function.__module__) == "torch"):
-            yield from [*_defaults(function), *_named(function)]
+            yield from _defaults(function)
+            yield from _named(function)
 
 
 def _named(func: Any) -> list[Named]:
@@ -134,7 +135,11 @@ def _defaults(func: Any) -> list[Named]:
     defaults, by_name = func.__defaults__, func.__kwdefaults__ or {}
     plain = defaults is None or PLAIN.issuperset(map(type, defaults))
     named: list[Named] = [] if plain else [("defaults", SlotsOf(func, ("__defaults__",)), "__defaults__")]
-    return named + [(name, by_name, name) for name in by_name if type(by_name[name]) not in PLAIN]
+    return (
+        named
+        if not by_name
+        else named + [(name, by_name, name) for name in by_name if type(by_name[name]) not in PLAIN]
+    )
 
 
 class Names(NamedTuple):

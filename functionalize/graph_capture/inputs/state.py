@@ -294,13 +294,14 @@ class Follower:
             self._followed[id(func)] = func
         layers = callables_behind(func)
         functions = functions_among(layers)
-        names = list(map(self.code.note, functions))
-        self._logs.meet_functions(functions)
-        marks = any(code.gives_attributes for code in names)
-        own = any(is_own(function.__module__) for function in functions)
+        marks = own = False
+        for function in functions:
+            marks |= self.code.note(function).gives_attributes
+            own |= is_own(function.__module__)
+            self._logs.meet_globals(function.__globals__)
         for keywords in bound_by_name(layers):
             self._state.watch(keywords, "keywords")
-        for variable in variables(layers):
+        for variable in variables(layers, functions):
             if own:
                 self._logs.meet_value(variable[0], of_proxy(read(*variable[1:])))
             self._follow_variable(variable, marks, depth)

@@ -312,7 +312,7 @@ class PythonGuards(GuardKind):
         self._add(lambda: starmap(_of_order, ordered))
 
     def changed_inside(self) -> PythonGuard | None:
-        """The first guard whose value has changed inside since it was taken; None if there is none."""
+        """The first guard whose value has changed inside since it was taken, if any."""
         rows, memo = self._holding if self._later is not None and not any(self._empty) else self.rows, self.memo()
         is_changed = any(row.has_changed_inside(memo) for row in rows)
         return next((row for row in self.rows if row.has_changed_inside(memo)), None) if is_changed else None
