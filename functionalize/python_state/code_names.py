@@ -135,11 +135,7 @@ def _defaults(func: Any) -> list[Named]:
     defaults, by_name = func.__defaults__, func.__kwdefaults__ or {}
     plain = defaults is None or PLAIN.issuperset(map(type, defaults))
     named: list[Named] = [] if plain else [("defaults", SlotsOf(func, ("__defaults__",)), "__defaults__")]
-    return (
-        named
-        if not by_name
-        else named + [(name, by_name, name) for name in by_name if type(by_name[name]) not in PLAIN]
-    )
+    return named + [(name, by_name, name) for name in by_name if type(by_name[name]) not in PLAIN]
 
 
 class Names(NamedTuple):

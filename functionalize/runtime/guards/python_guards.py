@@ -169,7 +169,7 @@ class _Module(NamedTuple):
     path: str
     source: ContainerSource  # of its `__dict__`
     content: dict[str, Any]  # a copy of that
-    rows: dict[str, list[PythonGuard]]  # of attributes that are neither plain nor empty dicts of hooks
+    rows: dict[str, list[PythonGuard]]  # of attributes that are neither constants nor empty dicts of hooks
 
     def guards(self) -> Iterator[PythonGuard]:
         """Guards on whether it trains, its hooks, and its own attributes."""
@@ -274,11 +274,13 @@ class PythonGuards(GuardKind):
         module = self._modules[id(content)] = _Module(path, attributes, content.copy(), {})
         for name in _OF_ALL_MODULES:
             value = content.get(name)
-            if type(value) in EMPTY and not value:
+            cls = type(value)
+            if id(value) in entered or issubclass(cls, torch.Tensor):
+                module.rows[name] = []
+            elif cls in EMPTY and not value:
                 self._empty.append(value)
-            elif not is_constant(value):
-                is_compared = not (id(value) in entered or issubclass(type(value), torch.Tensor))
-                module.rows[name] = [self._row(path, name, attributes, name, value)] if is_compared else []
+            elif cls not in PLAIN:
+                module.rows[name] = [self._row(path, name, attributes, name, value)]
         self._add(module.guards)
 
     def add_code(self, code: Iterable[Code]) -> None:
