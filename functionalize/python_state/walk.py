@@ -230,7 +230,7 @@ class StateWalk:
         if not named:
             self._enter_keys(source, container if isinstance(container, SetItems) else keys, path, held)
         prefix, is_dict = f"{path}." if path else "", type(container) is dict
-        skips = self.of_state and is_dict and isinstance(value, torch.nn.Module)
+        skips = self.of_state and isinstance(value, torch.nn.Module) and container is value.__dict__
         for index, key in enumerate(keys):
             item = container[key] if is_dict else entry(container, key)
             if skips and is_constant(item):
