@@ -10,6 +10,7 @@ import contextlib
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import eq
 from typing import Any
 
 from functionalize._torch.dicts import dict_version
@@ -47,9 +48,10 @@ class _Beginning:
 
     containers: Sequence[Container] = ()
     contents: Sequence[Any] = ()  # a copy of what each container held
-    dicts: Sequence[int] = ()  # which containers are plain dicts: these have versions
-    others: Sequence[int] = ()
+    dicts: Sequence[dict[Any, Any]] = ()  # which of these are plain dicts, whose writes are counted
     versions: Sequence[int] = ()  # of the dicts
+    numbers: Sequence[int] = ()  # their places among the containers
+    others: Sequence[int] = ()  # the places of the other containers
 
     @classmethod
     def of(cls, containers: Sequence[Container]) -> _Beginning:
@@ -57,17 +59,17 @@ class _Beginning:
         numbers: tuple[list[int], list[int]] = [], []
         for number, container in enumerate(containers):
             numbers[type(container) is dict].append(number)
-        others, dicts = numbers
-        versions = [dict_version(containers[number]) for number in dicts]
-        return cls(containers, [*map(copy_of, containers)], dicts, others, versions)
+        dicts = [containers[number] for number in numbers[True]]
+        contents, versions = [*map(copy_of, containers)], [*map(dict_version, dicts)]
+        return cls(containers, contents, dicts, versions, numbers[True], numbers[False])
 
     def written(self) -> Sequence[int]:
         """Which containers may hold something else by now: not dicts that nobody has written."""
-        now = [dict_version(self.containers[number]) for number in self.dicts]
+        now = [*map(dict_version, self.dicts)]
         if now == self.versions:
             return self.others
-        dicts = (n for n, version, before in zip(self.dicts, now, self.versions, strict=True) if version != before)
-        return sorted([*self.others, *dicts])
+        pairs = zip(self.numbers, map(eq, now, self.versions), strict=True)
+        return sorted([*self.others, *(number for number, is_same in pairs if not is_same)])
 
 
 class WatchedState:
