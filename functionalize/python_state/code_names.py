@@ -66,10 +66,10 @@ def bound_by_name(layers: Iterable[Any]) -> list[dict[str, Any]]:
     return [layer.keywords for layer in layers if isinstance(layer, functools.partial)]
 
 
-def variables(layers: Sequence[Any]) -> Iterator[Named]:
+def variables(layers: Sequence[Any], functions: Iterable[Any]) -> Iterator[Named]:
     """The variables that a callable reaches: arguments bound by ``partial``, ``self``, defaults, closures, globals.
 
-    ``layers``: the callable, and those behind it.
+    ``layers``: the callable, and those behind it; ``functions``: those among them.
     """
     for layer in layers:
         if type(layer) is types.FunctionType:
@@ -83,13 +83,14 @@ def variables(layers: Sequence[Any]) -> Iterator[Named]:
             yield "self", {"self": layer}, "self"
             called = inspect.getattr_static(type(layer), "__call__", None)
             yield from _of_functions(functions_among(callables_behind(called)))
-    yield from _of_functions(functions_among(layers))
+    yield from _of_functions(functions)
 
 
 def _of_functions(functions: Iterable[Any]) -> Iterator[Named]:
     for function in functions:
         if not (function.__module__ and root_of(function.__module__) == "torch"):
-            yield from [*_defaults(function), *_named(function)]
+            yield from _defaults(function)
+            yield from _named(function)
 
 
 def _named(func: Any) -> list[Named]:
@@ -141,6 +142,7 @@ class Names(NamedTuple):
     """The names that code, and code of functions in it, uses."""
 
     all: list[str]
+    unordered: frozenset[str]  # the same
     loaded: list[str]  # globals that it reads
     stored: list[str]  # globals that it writes
     gives_attributes: bool  # whether it assigns attributes of any object
@@ -155,9 +157,11 @@ def names_in(code: types.CodeType) -> Names:
     )
     writes = _STORE_GLOBAL in opcodes
     stored = [step.argval for step in instructions(code) if step.opcode == _STORE_GLOBAL] if writes else []
-    names = [Names(list(code.co_names), [*_loaded(code)], stored, _STORE_ATTR in opcodes), *map(names_in, inner)]
-    named, loaded, written, gives = zip(*names, strict=True)
-    return Names(_once(named), _once(loaded), _once(written), any(gives))
+    own = list(code.co_names), [*_loaded(code)], stored, _STORE_ATTR in opcodes
+    others = [(names.all, names.loaded, names.stored, names.gives_attributes) for names in map(names_in, inner)]
+    named, loaded, written, gives = zip(own, *others, strict=True)
+    every = _once(named)
+    return Names(every, frozenset(every), _once(loaded), _once(written), any(gives))
 
 
 def _once(lists: Iterable[list[str]]) -> list[str]:

@@ -13,7 +13,7 @@ import types
 import weakref
 from abc import abstractmethod
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, MutableMapping, MutableSequence, Sequence
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, MutableSequence
 from operator import attrgetter, is_
 from typing import Any, TypeVar
 
@@ -262,11 +262,7 @@ class CodeOf(SlotsOf):
     A name may contain dots, for attributes of attributes.
     """
 
-    __slots__ = ("_read_all",)
-
-    def __init__(self, owner: Any, names: Sequence[str]) -> None:
-        self.owner, self.names = owner, tuple(names)
-        self._read_all = attrgetter(*names) if len(names) > 1 else attrgetter(names[0], names[0])  # gives a tuple
+    __slots__ = ()
 
     def __getitem__(self, key: str) -> Any:
         try:
@@ -274,13 +270,19 @@ class CodeOf(SlotsOf):
         except AttributeError as error:
             raise KeyError(key) from error
 
-    def now(self) -> tuple[Any, ...]:
-        """The values of all names, in order; ``ABSENT`` for missing ones."""
-        try:
-            values: tuple[Any, ...] = self._read_all(self.owner)
-        except AttributeError:
-            values = tuple(read(self, name) for name in self.names)
-        return values[: len(self.names)]
+
+def code_now(owner: Any, names: tuple[str, ...]) -> tuple[Any, ...]:
+    """The values of such attributes, in order; ``ABSENT`` for missing ones."""
+    try:
+        values: tuple[Any, ...] = _reader(names)(owner)
+    except AttributeError:
+        return tuple(read(CodeOf(owner, names), name) for name in names)
+    return values[:-1]
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _reader(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
+    return attrgetter(*names, names[0])  # of more than one name, it gives a tuple
 
 
 class BoundBy(SlotsOf):

@@ -24,7 +24,8 @@ from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
+from itertools import filterfalse, islice
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -56,6 +57,7 @@ from functionalize.python_state.traversal_rules import (
 
 HOOKS_OF_MODULES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 ATTRIBUTES_OF_MODULES = frozenset(torch.nn.Module().__dict__)
+_hooks_of, _is_of_torch = itemgetter(*HOOKS_OF_MODULES), ATTRIBUTES_OF_MODULES.__contains__
 _NOT_SAVED = "_non_persistent_buffers_set"  # names of a module's buffers that are not in its state_dict
 _WHOLE = (*OPAQUE, torch.Tensor, torch.nn.Module, torch.optim.Optimizer)  # compared by identity
 # Flags of classes.
@@ -228,10 +230,16 @@ def _entries_of_module(value: Any) -> list[Entries]:
         (parameters, [*parameters]),
         (buffers, [*buffers]),
         (modules, [name for name, module in modules.items() if module is not None] if modules else []),
-        *((hooks, [*hooks]) for hooks in [content[name] for name in HOOKS_OF_MODULES] if hooks),
+        *((hooks, [*hooks]) for hooks in hooks_in(content)),
         (SetItems(content[_NOT_SAVED]), []),
-        (content, [n for n, item in content.items() if n not in ATTRIBUTES_OF_MODULES and type(item) not in PLAIN]),
+        (content, [name for name in filterfalse(_is_of_torch, content) if type(content[name]) not in PLAIN]),
     ]
+
+
+def hooks_in(content: dict[str, Any]) -> list[dict[Any, Any]]:
+    """The dicts of hooks in a module's attributes, unless empty."""
+    held = _hooks_of(content)
+    return [hooks for hooks in held if hooks] if any(held) else []
 
 
 # What classes written in Python add

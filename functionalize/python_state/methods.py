@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from functionalize.python_state.code_names import callables_behind, functions_among
-from functionalize.python_state.ownership import is_installed, root_of
+from functionalize.python_state.ownership import root_of
 
 _NOT_OWN = ("torch", "builtins")
 Method = tuple[str, Any]  # a name, and the entry of a class
@@ -25,34 +25,33 @@ class Methods:
     """The methods and properties of one class that a program may run, as their names become known.
 
     For modules, these are ``forward``, the methods that are named, and the methods that these name in turn; for other
-    objects, all methods. For classes of a library, whose objects keep their state to themselves, only ``forward``.
+    objects, all methods.
     """
 
     def __init__(self, cls: type) -> None:
         self.kind = cls
         self._entries: dict[str, list[tuple[type, Any]]] = {}  # methods that no name has led to, each with its class
-        self._of_library: dict[str, Any] = {}  # methods of bases in libraries, which a class of the program may replace
+        self._of_library: dict[str, Any] = {}  # what bases in libraries have, which a class of the program may replace
         self._is_module = issubclass(cls, torch.nn.Module)
         self.guarded: dict[type, list[str]] = {}  # by class: the attributes by which a call checks its methods
-        if is_installed(cls):
-            forward = getattr(cls, "forward", None) if self._is_module else None
-            self._entries = {"forward": [(cls, forward)]} if inspect.isfunction(forward) else {}
-            return
         for base in cls.__mro__:
             if root_of(base.__module__) not in _NOT_OWN:
                 for name, entry in vars(base).items():
                     if functions_in(entry):
                         self._entries.setdefault(name, []).append((base, entry))
             elif base is not object:
-                methods = {name: entry for name, entry in vars(base).items() if inspect.isroutine(entry)}
-                self._of_library = methods | self._of_library
+                self._of_library = vars(base) | self._of_library
 
     def further(self, names: Iterable[str]) -> list[Method]:
         """The methods that these names lead to, without those that an earlier name led to."""
         methods = list[Method]()
         names = tuple(names)
-        for name in self._of_library.keys() & {*names, "forward"} if self._is_module else self._of_library:
-            self._guard(self.kind, name, self._of_library[name])
+        for name in self._of_library.keys() & {*names, "forward"} if self._is_module else [*self._of_library]:
+            entry = self._of_library.pop(name)
+            if inspect.isroutine(entry):
+                self._guard(self.kind, name, entry)
+        if not self._entries:
+            return methods
         wanted = (*names, "forward") if self._is_module else reversed(self._entries)
         todo = [name for name in wanted if name in self._entries]
         while todo:
@@ -76,6 +75,12 @@ class Methods:
                 names = self.guarded.setdefault(cls, [])
                 names += [guarded] if guarded not in names else []
                 return
+
+
+def forward_of(cls: type) -> Any:
+    """The only method that is known of a library's class, whose objects keep their state to themselves; or None."""
+    forward = getattr(cls, "forward", None) if issubclass(cls, torch.nn.Module) else None
+    return forward if inspect.isfunction(forward) else None
 
 
 def functions_in(method: Any) -> list[Any]:

@@ -71,6 +71,9 @@ class Resolved:
             held.container = container
 
 
+Reference = weakref.ReferenceType[ObjectSource]
+
+
 class ContainerSource:
     """A container: a root, or one of an object's containers.
 
@@ -79,11 +82,10 @@ class ContainerSource:
 
     __slots__ = ("_owner", "container", "is_ordered", "path")
 
-    def __init__(self, container: Container, path: str = "", owner: ObjectSource | None = None) -> None:
+    def __init__(self, container: Container, path: str = "", owner: Reference | None = None) -> None:
         """``container``: as it was resolved last; ``owner``: None for a root."""
-        self.container, self.path = container, path
+        self.container, self.path, self._owner = container, path, owner
         self.is_ordered = False  # whether a program may see the order of its entries
-        self._owner = None if owner is None else weakref.ref(owner)
 
     @property
     def owner(self) -> ObjectSource | None:

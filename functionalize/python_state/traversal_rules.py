@@ -32,6 +32,14 @@ PLAIN_BASES: tuple[type, ...] = (
     *(torch.dtype, torch.device, torch.layout, torch.memory_format),
 )
 PLAIN = frozenset(PLAIN_BASES)
+
+
+def is_constant(value: Any) -> bool:
+    """Whether a value never changes and holds no object: it is plain, or a tuple of plain values."""
+    cls = type(value)
+    return cls in PLAIN or (cls is tuple and PLAIN.issuperset(map(type, value)))
+
+
 # Never entered: they hold no state of a program.
 OPAQUE: tuple[type, ...] = (
     *(type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType, logging.Logger),

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextvars
 import types
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,10 +24,17 @@ from functionalize.python_state.containers import (
     entry,
     per_class,
 )
-from functionalize.python_state.decompose import entries_of
+from functionalize.python_state.decompose import Entries, decomposition_of
 from functionalize.python_state.refused_objects import module_refused, refused_base
 from functionalize.python_state.slots import ContainerSource, ObjectSource, Slot
-from functionalize.python_state.traversal_rules import PLAIN, behind, has_attributes, is_entered, key_behind
+from functionalize.python_state.traversal_rules import (
+    PLAIN,
+    behind,
+    has_attributes,
+    is_constant,
+    is_entered,
+    key_behind,
+)
 
 # Exact types, which save `isinstance`: most values are of one of these.
 TENSOR_TYPES = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
@@ -49,6 +56,7 @@ class _Treatment:
     is_module: bool
     is_holder: bool
     is_fixed: bool
+    entries: Callable[[Any], Iterable[Entries]]
     refused: type | None  # the base class because of which modules are refused
 
 
@@ -63,6 +71,7 @@ def _treatment_of(cls: type) -> _Treatment:
         is_module=is_module,
         is_holder=issubclass(cls, _HOLDERS),
         is_fixed=issubclass(cls, _FIXED),
+        entries=decomposition_of(cls).entries,
         refused=refused_base(cls) if is_module else None,
     )
 
@@ -85,7 +94,7 @@ class StateWalk:
     objects: list[ObjectSource] = field(default_factory=list)  # that were entered
     sources: list[ObjectSource] = field(default_factory=list)  # of these objects, and of values with attributes
     _numbers: dict[int, int] = field(default_factory=dict)
-    _holders: int = 0  # how many modules and optimizers the walk is inside of
+    of_state: bool = False  # whether guards compare all constants of modules: then tuples of plain values are left out
 
     def walk(self, container: Container, key: Any, path: str) -> None:
         """Enter an entry of a container."""
@@ -114,10 +123,10 @@ class StateWalk:
             return False
         return bool(before)
 
-    def open(self, value: Any, path: str) -> None:
-        """Enter an object that is in no container."""
+    def open(self, value: Any, path: str, held: bool = False) -> None:
+        """Enter an object that is in no container; ``held``: whether it is below a module or an optimizer."""
         if id(value) not in self._numbers:
-            self._open_object(value, _treatment_of(type(value)), path)
+            self._open_object(value, _treatment_of(type(value)), path, held)
 
     def watch(self, container: Container, path: str) -> None:
         """Record a container, whose content is compared after the run."""
@@ -145,7 +154,7 @@ class StateWalk:
             self.others.append(slot)
             self._follow_constant(value, slot, treatment)
         elif (number := self._numbers.get(id(value))) is None:
-            self._open_object(value, treatment, slot.path, slot)
+            self._open_object(value, treatment, slot.path, slot.held, slot)
         else:
             self.entered[slot] = self.objects[number]
             self.objects[number].slots.append(slot)
@@ -159,7 +168,7 @@ class StateWalk:
             self.tuples.append(slot)
         for index, item in enumerate(value):
             path = joined(slot.path, index)
-            self._enter(item, Slot(slot.source, slot.key, path, (*slot.steps, index), self._holders > 0))
+            self._enter(item, Slot(slot.source, slot.key, path, (*slot.steps, index), slot.held))
 
     def _add_leaf(self, cls: type, slots: list[Slot], slot: Slot) -> None:
         self.shape.append(cls)
@@ -175,7 +184,7 @@ class StateWalk:
                 if slot.source.owner is not None:
                     slot.source.owner.is_fixed = True
         elif shown is not None and is_entered(type(shown)):
-            self.open(shown, f"{slot.path}()")
+            self.open(shown, f"{slot.path}()", slot.held)
         if treatment.has_attributes:
             self.open_attributes(value, slot.path, slot)
 
@@ -185,14 +194,14 @@ class StateWalk:
         if id(attributes) not in self.containers:
             owner = ObjectSource(value, [] if slot is None else [slot], is_fixed=isinstance(value, _FIXED))
             self.sources.append(owner)
-            source = ContainerSource(attributes, path, owner)
+            source = ContainerSource(attributes, path, weakref.ref(owner))
             owner.containers.append(source)
             self.containers[id(attributes)] = source
-            self._open(value, source, [*attributes], path)
+            self._open(value, source, [*attributes], path, slot is not None and slot.held)
 
-    def _open_object(self, value: Any, treatment: _Treatment, path: str, slot: Slot | None = None) -> None:
+    def _open_object(self, value: Any, treatment: _Treatment, path: str, held: bool, slot: Slot | None = None) -> None:
         identity, module = id(value), treatment.is_module
-        owner = ObjectSource(value, [] if slot is None else [slot], is_fixed=treatment.is_fixed)
+        owner = ObjectSource(value, [] if slot is None else [slot], [], treatment.is_fixed)
         self._numbers[identity] = len(self.objects)
         self.objects.append(owner)
         self.sources.append(owner)
@@ -202,32 +211,34 @@ class StateWalk:
             raise module_refused(treatment.refused, path)
         if module:
             self.modules[identity] = path
-        self._holders += treatment.is_holder
-        entries = list(entries_of(value))
-        owner.containers = [ContainerSource(container, path, owner) for container, _ in entries]
-        for source, (container, keys) in zip(owner.containers, entries, strict=True):
+        held, reference = held or treatment.is_holder, weakref.ref(owner)
+        for container, keys in list(treatment.entries(value)):
+            source = ContainerSource(container, path, reference)
+            owner.containers.append(source)
             self.containers[id(container)] = source
             if not keys:
                 self.shape.append((type(value), ()))
                 continue
-            source.is_ordered = len(keys) > 1 and _is_ordered(value, container, module)
-            self._open(value, source, keys, path)
-        self._holders -= treatment.is_holder
+            if len(keys) > 1:
+                source.is_ordered = _is_ordered(value, container, module)
+            self._open(value, source, keys, path, held)
 
-    def _open(self, value: Any, source: ContainerSource, keys: list[Any], path: str) -> None:
+    def _open(self, value: Any, source: ContainerSource, keys: list[Any], path: str, held: bool) -> None:
         container = source.container
         named = _STRINGS.issuperset(map(type, keys))
         self.shape.append((type(value), tuple(keys) if named else len(keys)))
-        hashed = container if isinstance(container, SetItems) else keys
         if not named:
-            self._enter_keys(source, hashed, path)
+            self._enter_keys(source, container if isinstance(container, SetItems) else keys, path, held)
         prefix, is_dict = f"{path}." if path else "", type(container) is dict
+        skips = self.of_state and isinstance(value, torch.nn.Module) and container is value.__dict__
         for index, key in enumerate(keys):
+            item = container[key] if is_dict else entry(container, key)
+            if skips and is_constant(item):
+                continue
             step = key if named or isinstance(key, (str, int)) else index
-            slot = Slot(source, key, f"{prefix}{step}", (), self._holders > 0)
-            self._enter(container[key] if is_dict else entry(container, key), slot)
+            self._enter(item, Slot(source, key, f"{prefix}{step}", (), held))
 
-    def _enter_keys(self, source: ContainerSource, keys: Iterable[Any], path: str) -> None:
+    def _enter_keys(self, source: ContainerSource, keys: Iterable[Any], path: str, held: bool) -> None:
         """Enter objects that are keys, and record a dict or a set that is keyed by tensors."""
         container = source.container
         mapping = isinstance(container, dict)
@@ -239,7 +250,7 @@ class StateWalk:
         if mapping:
             for key in keys:
                 if is_entered(type(key)) and not isinstance(key, (tuple, *_HOLDERS)):
-                    self.open(key, f"{path}: a key")
+                    self.open(key, f"{path}: a key", held)
 
 
 def _is_ordered(value: Any, container: Container, module: bool) -> bool:

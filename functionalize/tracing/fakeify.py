@@ -32,32 +32,32 @@ def fakes_of(
     that share their storages.
     """
     originals = {id(tensor): tensor for tensor in tensors}
-    groups: dict[int, dict[int, torch.Tensor]] = defaultdict(dict)
-    for key, tensor in originals.items():
-        groups[storage_key(tensor)][key] = tensor
+    groups: dict[int, list[torch.Tensor]] = defaultdict(list)
+    for tensor in originals.values():
+        groups[storage_key(tensor)].append(tensor)
     fakes: dict[int, torch.Tensor] = {}
-    others: list[dict[int, torch.Tensor]] = []
+    others: list[list[torch.Tensor]] = []
     with below_dispatch(), torch.inference_mode(False):  # a fake made in inference mode is an inference tensor
         for group in groups.values():
-            if not (dynamic and dynamic & group.keys()) and all(map(_is_plain, group.values())):
-                for key, fake in _of_group(factory, group).items():
-                    mark_as(fake, group[key])
-                    fakes[key] = fake
+            if not (dynamic and dynamic & set(map(id, group))) and all(map(_is_plain, group)):
+                for tensor, fake in zip(group, _of_group(factory, group), strict=True):
+                    mark_as(fake, tensor)
+                    fakes[id(tensor)] = fake
             else:
                 others.append(group)
     for key, tensor in originals.items():
         if tensor.requires_grad and not tensor.is_leaf and key in fakes:
             fakes[key] = fresh(fakes[key])
     for group in others:
-        inference = any(tensor.is_inference() for tensor in group.values())
+        inference = any(tensor.is_inference() for tensor in group)
         with warnings.catch_warnings(), torch.inference_mode(inference and torch.is_inference_mode_enabled()):
             warnings.simplefilter("ignore", UserWarning)  # the converter asks non-leaves for gradients
-            for key, tensor in group.items():
+            for tensor in group:
                 fake = (convert if dynamic else factory.mode.from_tensor)(tensor)
                 # Autograd would pass a write to a view on to its base, past the operators that lead to the view.
-                fakes[key] = fresh(fake) if is_view(fake) and not fake.is_leaf else fake
-    versions = {key: tensor._version for key, tensor in originals.items() if not tensor.is_inference()}
-    set_versions([fakes[key] for key in versions], [*versions.values()])
+                fakes[id(tensor)] = fresh(fake) if is_view(fake) and not fake.is_leaf else fake
+    counted = [tensor for tensor in originals.values() if not tensor.is_inference()]
+    set_versions([fakes[id(tensor)] for tensor in counted], [tensor._version for tensor in counted])
     return fakes
 
 
@@ -72,16 +72,16 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     )
 
 
-def _of_group(factory: FakeFactory, group: dict[int, torch.Tensor]) -> dict[int, Any]:
+def _of_group(factory: FakeFactory, group: list[torch.Tensor]) -> list[Any]:
     """Fakes of the tensors of one storage, in one storage of the same size."""
-    (key, first), *others = group.items()
+    first = group[0]
     size = first.untyped_storage().nbytes()
-    if not others and not first.storage_offset():
+    if len(group) == 1 and not first.storage_offset():
         fake = factory.fresh(first.shape, first.stride(), first.dtype, first.device)
         if fake.untyped_storage().nbytes() == size:
-            return {key: fake}
+            return [fake]
     storage = torch.UntypedStorage(size, device="meta")
-    return {key: factory.at(storage, tensor) for key, tensor in group.items()}
+    return [factory.at(storage, tensor) for tensor in group]
 
 
 _STOPS = ContextVar("_STOPS", default=False)

@@ -18,7 +18,7 @@ from functionalize.python_state.containers import ABSENT, MAPPINGS, copy_of, unc
 from functionalize.python_state.decompose import entries_of
 from functionalize.python_state.reconstruct import ObjectRef
 from functionalize.python_state.refused_objects import refuse_weak_keys
-from functionalize.python_state.snapshot import Content, content_of, frozen, holds_the_same, same
+from functionalize.python_state.snapshot import content_of, frozen, same
 from functionalize.python_state.traversal_rules import key_behind
 from functionalize.python_state.walk import StateWalk, is_module, joined
 from functionalize.refusals.python_objects import CONTENTS_CHANGED
@@ -193,11 +193,6 @@ def refuse_changes_inside(guards: PythonGuards) -> None:
     Raises:
         UnsupportedProgramError: a value did.
     """
-    memo = guards.memo()
-    held = [guard for guard in guards.rows if type(guard.content) is Content]
-    for guard in held:
-        value, before = guard.value, guard.content
-        if holds_the_same(value, before):
-            continue
-        if guards.read(guard.container, guard.key) is value and not same(frozen(value, memo), before):
-            raise CONTENTS_CHANGED.error(path=guard.path, kind=type(value).__name__)
+    changed = guards.changed_inside()
+    if changed is not None:
+        raise CONTENTS_CHANGED.error(path=changed.path, kind=type(changed.value).__name__)

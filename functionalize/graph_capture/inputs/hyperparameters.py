@@ -46,7 +46,7 @@ class ChangingNumbers:
     """Finds out which numbers of one program are inputs, from what each capture of it finds."""
 
     def __init__(self) -> None:
-        self._last: list[PythonGuard] = []  # of the last capture
+        self._last: Callable[[], Sequence[PythonGuard]] = tuple  # gives the guards of the last capture
         self._changing: set[str] = set()
         self._expected: set[str] = set()  # to change, like other numbers of the same object
         self._expects = True
@@ -85,9 +85,12 @@ class ChangingNumbers:
 
         ``codes``: of the functions that the program may reach.
         """
-        groups, last, self._last = _groups_of(state), self._last, guards.rows
-        if not (groups or self._changing or self._expected) and _are_unchanged(last, guards.rows):
+        groups, last, self._last = _groups_of(state), self._last(), lambda: guards.rows
+        expects_none = not (groups or self._changing or self._expected)
+        if expects_none and (not last or _are_unchanged(last, guards.rows)):
             return []  # as in most captures of programs that train nothing: the first, and the one with gradients
+        rows = guards.rows
+        self._last = lambda: rows
         places = Counter(id(slot.get()) for slot in state.entered)
         candidates = [number for number in _numbers_in(guards.rows) if not isinstance(number.guard.container, SetItems)]
         shared = Counter(id(number.value) for number in candidates if type(number.value) is list)

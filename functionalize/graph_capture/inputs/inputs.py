@@ -207,7 +207,7 @@ class ProgramInputs:
         self.inputs = [*state, *gradients, *user]
 
     def _walk(self) -> tuple[StateWalk, Follower]:
-        state = StateWalk()
+        state = StateWalk(of_state=True)
         for name in self._roots:
             state.walk(self._roots, name, name)
         return state, Follower(self._func, state, self.hooked)
@@ -430,7 +430,7 @@ def fresh_name(path: str, taken: set[str]) -> str:
         count += 1
         name = f"{base}_{count}"
     taken.add(name)
-    if hasattr(builtins, name):  # FX prints such a placeholder as `input_1 = input`: no other may be called that
+    if name in vars(builtins):  # FX prints such a placeholder as `input_1 = input`: no other may be called that
         taken.add(f"{name}_1")
     return name
 

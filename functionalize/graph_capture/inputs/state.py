@@ -10,7 +10,7 @@ import enum
 import functools
 import types
 import weakref
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Set
 from typing import Any
 
 import torch
@@ -34,14 +34,14 @@ from functionalize.python_state.code_names import (
     variables,
     variables_of_module,
 )
-from functionalize.python_state.containers import ABSENT, Variable, place_of, read
-from functionalize.python_state.methods import Methods, functions_in
+from functionalize.python_state.containers import ABSENT, Variable, per_class, place_of, read
+from functionalize.python_state.methods import Methods, forward_of, functions_in
 from functionalize.python_state.ownership import is_installed, is_of_torch_or_python, is_own
 from functionalize.python_state.slots import ObjectSource
 from functionalize.python_state.traversal_rules import PLAIN, is_entered, of_proxy
 from functionalize.python_state.walk import TENSOR_TYPES, StateWalk, is_module
 from functionalize.runtime.calls.program import CapturedProgram
-from functionalize.runtime.guards.python_guards import PythonGuards, hooks_of
+from functionalize.runtime.guards.python_guards import Code, PythonGuards, hooks_of
 
 _CODE = (*FUNCTIONS, *METHODS_IN_C, type)
 _DEPTH = 4  # how far functions that call functions are followed
@@ -52,7 +52,7 @@ _OF_FUNCTIONS = ("__code__", "__defaults__", "__kwdefaults__")  # what a functio
 _ASSIGNABLE = 1 << 9  # the flag of classes that a program can give an object instead of its own
 
 
-def python_guards_of(state: StateWalk, code: Iterable[tuple[str, ObjectSource, Sequence[str]]]) -> PythonGuards:
+def python_guards_of(state: StateWalk, code: Iterable[Code]) -> PythonGuards:
     """Guards on what a program with this state may branch on; ``code``: objects whose attributes choose its code."""
     guards = PythonGuards([source for slot, source in state.entered.items() if slot.steps])
     entered = {*map(id, state.seen), *state.containers}
@@ -60,7 +60,7 @@ def python_guards_of(state: StateWalk, code: Iterable[tuple[str, ObjectSource, S
         path = state.modules.get(id(source.value))
         if path is not None:
             guards.add_module(path, state.containers[id(source.value.__dict__)], entered)
-    guards.add((*state.constants, *state.tuples))
+    guards.add((*state.constants, *state.tuples), entered)
     guards.add_structure(state)
     guards.add_code(code)
     return guards
@@ -77,7 +77,7 @@ class ProgramCode:
             name: {} for name in _ASKED
         }  # by name, the globals of functions that use it
         # Paths, objects and attributes on which it depends which code runs.
-        self.decisive: dict[tuple[int, int], tuple[str, Any, Sequence[str]]] = {}
+        self.decisive: dict[tuple[int, int], tuple[str, Any, tuple[str, ...]]] = {}
         self.converting: dict[int, Any] = {}  # functions that may call `float` or `int`, by identity
         self.converts = True  # whether these, and slices, return symbols
 
@@ -91,7 +91,7 @@ class ProgramCode:
         code = function.__code__
         self.all.add(code)
         names = names_in(code)
-        self.names.update(names.all)
+        self.names |= names.unordered
         for name in _asked_in(code):
             self.asking[name][id(function.__globals__)] = function.__globals__
         if _converts(code) and not is_of_torch_or_python(str(function.__module__)):
@@ -235,16 +235,26 @@ class Follower:
             self._open_class(cls)
             if is_own(type(cls).__module__):
                 self._follow_class(type(cls))
+            if is_installed(cls):
+                self._follow_forward(cls)
+                return
             methods = Methods(cls)
-            if issubclass(cls, torch.nn.Module) and not is_installed(cls):
+            if issubclass(cls, torch.nn.Module):
                 self._modules.append(methods)
             self._follow_methods(methods)
+
+    def _follow_forward(self, cls: type) -> None:
+        """Follow the method of a library's class."""
+        forward = forward_of(cls)
+        if forward is not None:
+            self.code.decisive[id(cls), id(cls)] = cls.__qualname__, cls, ("forward",)
+            self._follow(forward, _DEPTH)
 
     def _follow_methods(self, methods: Methods, names: Iterable[str] = ()) -> None:
         """Follow the methods of a class; ``names``: methods of a module that may be called, besides ``forward``."""
         added = methods.further(names)
         for cls, guarded in methods.guarded.items():
-            self.code.decisive[id(methods.kind), id(cls)] = cls.__qualname__, cls, guarded
+            self.code.decisive[id(methods.kind), id(cls)] = cls.__qualname__, cls, tuple(guarded)
         for _, method in added:
             for function in functions_in(method):
                 self._follow(function, _DEPTH)
@@ -267,7 +277,7 @@ class Follower:
         if issubclass(cls, enum.Enum):
             self._open_members(cls)
             return
-        for base in cls.__mro__:
+        for base in cls.__mro__ if _has_own_base(cls) else ():
             if is_own(base.__module__):
                 self._state.open(base, base.__qualname__)
 
@@ -284,13 +294,14 @@ class Follower:
             self._followed[id(func)] = func
         layers = callables_behind(func)
         functions = functions_among(layers)
-        names = list(map(self.code.note, functions))
-        self._logs.meet_functions(functions)
-        marks = any(code.gives_attributes for code in names)
-        own = any(is_own(function.__module__) for function in functions)
+        marks = own = False
+        for function in functions:
+            marks |= self.code.note(function).gives_attributes
+            own |= is_own(function.__module__)
+            self._logs.meet_globals(function.__globals__)
         for keywords in bound_by_name(layers):
             self._state.watch(keywords, "keywords")
-        for variable in variables(layers):
+        for variable in variables(layers, functions):
             if own:
                 self._logs.meet_value(variable[0], of_proxy(read(*variable[1:])))
             self._follow_variable(variable, marks, depth)
@@ -314,7 +325,7 @@ class Follower:
                 self._follow(value, depth - 1)
 
     @property
-    def decisive(self) -> Iterator[tuple[str, ObjectSource, Sequence[str]]]:
+    def decisive(self) -> Iterator[Code]:
         """Paths, objects and names of attributes on which it depends which code the program runs."""
         for source in self._state.objects:
             value = source.value
@@ -340,6 +351,12 @@ class Follower:
             if value is not ABSENT:
                 self._state.walk(container, key, name)
         return shown
+
+
+@per_class
+def _has_own_base(cls: type) -> bool:
+    """Whether a class, or a base class, is of a program's own."""
+    return any(is_own(base.__module__) for base in cls.__mro__)
 
 
 def reached(func: Any) -> dict[str, Any]:

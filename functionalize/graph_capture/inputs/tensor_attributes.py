@@ -90,9 +90,9 @@ class TensorAttributes:
     def _given(self) -> Iterator[tuple[TracedInput, str]]:
         """The inputs that the program gave attributes to, and the names of these."""
         for entry, own in zip(self._inputs, self._own, strict=True):
-            names = {*entry.fake.__dict__} - own
-            if names:
-                yield from ((entry, name) for name in sorted(names) if not name.startswith("_"))
+            if not own.issuperset(entry.fake.__dict__):
+                names = sorted(entry.fake.__dict__.keys() - own)
+                yield from ((entry, name) for name in names if not name.startswith("_"))
 
     def asked(self, inputs: Sequence[TracedInput]) -> set[tuple[int, str]]:
         """The attributes that the program read, with the numbers of the inputs."""

@@ -9,13 +9,12 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
-from operator import is_
+from dataclasses import dataclass, replace
+from operator import eq
 from typing import Any
 
+from functionalize._torch.dicts import dict_version
 from functionalize.python_state.containers import (
-    MAPPINGS,
     Container,
     SetItems,
     assign,
@@ -30,8 +29,6 @@ from functionalize.python_state.traversal_rules import behind, key_behind
 from functionalize.python_state.walk import StateWalk
 from functionalize.uninterrupted import uninterrupted
 
-_NEXT = object()  # where the content of another container begins
-_EMPTY = (_NEXT,)
 _WEAK: Mapping[type, Any] = {weakref.ref: weakref.ref, **dict.fromkeys(weakref.ProxyTypes, weakref.proxy)}
 
 
@@ -45,19 +42,34 @@ class ChangedContainer:
     before: Any  # a copy of what it held
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class _Beginning:
     """The contents of containers when the program began."""
 
     containers: Sequence[Container] = ()
-    flat: list[Any] = field(default_factory=list)  # all contents in one list, which is fast to compare
+    contents: Sequence[Any] = ()  # a copy of what each container held
+    dicts: Sequence[dict[Any, Any]] = ()  # which of these are plain dicts, whose writes are counted
+    versions: Sequence[int] = ()  # of the dicts
+    numbers: Sequence[int] = ()  # their places among the containers
+    others: Sequence[int] = ()  # the places of the other containers
 
-    @cached_property
-    def contents(self) -> list[Any]:
-        """A copy of what each container held."""
-        begins = [place for place, item in enumerate(self.flat) if item is _NEXT]
-        places = zip(self.containers, begins, [*begins[1:], len(self.flat)], strict=True)
-        return [_content_of(container, self.flat[begin + 1 : end]) for container, begin, end in places]
+    @classmethod
+    def of(cls, containers: Sequence[Container]) -> _Beginning:
+        """What containers hold now."""
+        numbers: tuple[list[int], list[int]] = [], []
+        for number, container in enumerate(containers):
+            numbers[type(container) is dict].append(number)
+        dicts = [containers[number] for number in numbers[True]]
+        contents, versions = [*map(copy_of, containers)], [*map(dict_version, dicts)]
+        return cls(containers, contents, dicts, versions, numbers[True], numbers[False])
+
+    def written(self) -> Sequence[int]:
+        """Which containers may hold something else by now: not dicts that nobody has written."""
+        now = [*map(dict_version, self.dicts)]
+        if now == self.versions:
+            return self.others
+        pairs = zip(self.numbers, map(eq, now, self.versions), strict=True)
+        return sorted([*self.others, *(number for number, is_same in pairs if not is_same)])
 
 
 class WatchedState:
@@ -107,14 +119,16 @@ class WatchedState:
 
     def begin(self) -> None:
         """Take the present contents of the containers as those that the program finds."""
-        containers = [source.container for source in self.walk.containers.values()]
-        self._beginning = _Beginning(containers, _flattened(containers))
+        self._beginning = _Beginning.of([source.container for source in self.walk.containers.values()])
 
     def watch_late(self, container: Container, path: str, before: Any) -> None:
         """Watch a container that was not watched from the beginning, when its content was ``before``."""
         self.walk.watch(container, path)
-        beginning = self._beginning
-        self._beginning = _Beginning([*beginning.containers, container], [*beginning.flat, *_flattened([before])])
+        now = self._beginning
+        containers, contents = (*now.containers, container), (*now.contents, before)
+        self._beginning = replace(
+            now, containers=containers, contents=contents, others=(*now.others, len(now.containers))
+        )
 
     def content(self, container: Container) -> Any:
         """The content of a container when the program began; None for a container that was not walked."""
@@ -130,14 +144,11 @@ class WatchedState:
     @property
     def changed(self) -> list[ChangedContainer]:
         """The containers whose content the program has changed so far."""
-        beginning = self._beginning
-        now = _flattened(beginning.containers)
-        if len(now) == len(beginning.flat) and all(map(is_, now, beginning.flat)):
-            return []
-        pairs = zip(self.walk.containers.values(), beginning.contents, strict=False)
+        beginning, sources = self._beginning, [*self.walk.containers.values()]
+        compared = [(number, sources[number], beginning.contents[number]) for number in beginning.written()]
         return [
             ChangedContainer(number, source.container, source.path, content)
-            for number, (source, content) in enumerate(pairs)
+            for number, source, content in compared
             if (source.container or content) and not unchanged(source.container, content)
         ]
 
@@ -154,26 +165,3 @@ def _key_of_substitute(key: Any, substitutes: Mapping[int, Any]) -> Any:
     if substitute is None:
         return key
     return type(key)(substitute) if isinstance(key, weakref.ReferenceType) else substitute
-
-
-def _flattened(containers: Iterable[Container]) -> list[Any]:
-    """The contents of containers in one list: of each ``_NEXT``, then the items, or the keys and the values."""
-    flat: list[Any] = []
-    for container in containers:
-        cls = type(container)
-        if cls is dict:
-            flat += (_NEXT, *container, *container.values()) if container else _EMPTY
-        elif cls is SetItems:
-            flat += (_NEXT, *container.members)
-        else:
-            content = container if cls is list else copy_of(container)
-            flat += (_NEXT, *content, *content.values()) if type(content) is dict else (_NEXT, *content)
-    return flat
-
-
-def _content_of(container: Container, items: list[Any]) -> Any:
-    """What a container held, from its part of the list."""
-    if not isinstance(container, MAPPINGS):
-        return items
-    count = len(items) // 2
-    return dict(zip(items[:count], items[count:], strict=True))

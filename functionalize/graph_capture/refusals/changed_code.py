@@ -9,32 +9,30 @@ to reach.
 from __future__ import annotations
 
 import contextlib
-import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import is_
 from typing import Any
 
-from functionalize.python_state.containers import ABSENT, read
-from functionalize.python_state.slots import ContainerSource
+from functionalize.python_state.containers import ABSENT, CodeOf, code_now, read
 from functionalize.python_state.walk import joined
 from functionalize.refusals.python_objects import CODE_CHANGED
 from functionalize.runtime.guards.python_guards import PythonGuards
 from functionalize.uninterrupted import uninterrupted
-
-_bases_of: Callable[[type], tuple[type, ...]] = type.__dict__["__mro__"].__get__  # a class may have another `__mro__`
 
 
 @dataclass(frozen=True, eq=False)
 class _Changed:
     """An attribute that the program has changed, and the value before."""
 
-    source: ContainerSource
+    path: str
+    owner: Any
     key: str
     before: Any
 
     def restore(self, classes: Mapping[type, Mapping[str, Any]]) -> None:
         """``classes``: what each class had in its own dict."""
-        owner = self.source.container.owner
+        owner = self.owner
         if not isinstance(owner, type):
             object.__setattr__(owner, self.key, self.before)
             return
@@ -52,10 +50,11 @@ def code_put_back(guards: PythonGuards) -> Iterator[None]:
     Raises:
         UnsupportedProgramError: the program changed code.
     """
-    sources, changed = guards.code, list[_Changed]()
-    values = [source.container.now() for source in sources]
-    owners = [owner for source in sources if isinstance(owner := source.container.owner, type)]
-    classes = {base: dict(vars(base)) for base in {base: None for owner in owners for base in _bases_of(owner)}}
+    code, changed = [(path, source.value, names) for path, source, names in guards.code], list[_Changed]()
+    values = [code_now(owner, names) for _, owner, names in code]
+    owners = [owner for _, owner, _ in code if isinstance(owner, type)]
+    bases = {base: None for owner in owners for base in type.__dict__["__mro__"].__get__(owner)}
+    classes = {base: vars(base).copy() for base in bases}
 
     def put_back() -> None:
         for place in changed:
@@ -64,20 +63,20 @@ def code_put_back(guards: PythonGuards) -> Iterator[None]:
     try:
         yield
     finally:
-        for source, before in zip(sources, values, strict=True):
-            now = source.container.now()
-            if not all(map(operator.is_, now, before)):
-                changed += _changed(source, before, now)
+        for (path, owner, names), before in zip(code, values, strict=True):
+            now = code_now(owner, names)
+            if not all(map(is_, now, before)):
+                changed += _changed(path, owner, dict(zip(names, before, strict=True)), now)
         uninterrupted(put_back)
     if changed:
-        places = ", ".join(f"`{joined(place.source.path, place.key)}`" for place in changed)
+        places = ", ".join(f"`{joined(place.path, place.key)}`" for place in changed)
         raise CODE_CHANGED.error(places=places)
 
 
-def _changed(source: ContainerSource, before: Sequence[Any], after: Sequence[Any]) -> list[_Changed]:
-    code = source.container
+def _changed(path: str, owner: Any, before: Mapping[str, Any], now: Sequence[Any]) -> list[_Changed]:
+    code = CodeOf(owner, before)
     return [
-        _Changed(source, name, value)
-        for name, value, now in zip(code.names, before, after, strict=True)
-        if now is not value and now is read(code, name)  # else it is computed at each read
+        _Changed(path, owner, name, value)
+        for (name, value), current in zip(before.items(), now, strict=True)
+        if current is not value and current is read(code, name)  # else it is computed at each read
     ]

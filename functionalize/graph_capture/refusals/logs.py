@@ -68,9 +68,9 @@ class Logs:
         self._names_modules = False  # whether code of the program's own names a module of its own
         self._renamed: set[str] = set()  # names in `_ALL` whose functions some code calls by other names
 
-    def meet_functions(self, functions: Iterable[types.FunctionType]) -> None:
-        """Record functions that the program may run."""
-        self._globals.update((id(function.__globals__), function.__globals__) for function in functions)
+    def meet_globals(self, space: dict[str, Any]) -> None:
+        """Record the globals of a function that the program may run."""
+        self._globals[id(space)] = space
 
     def meet_variable(self, name: str, place: tuple[int, Any]) -> None:
         """Record a variable, by its name in code; ``place``: the identity of its container, and the key."""

@@ -7,10 +7,12 @@ lines compare objects by identity.
 from __future__ import annotations
 
 import types
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Set
 from functools import partial, reduce
-from operator import attrgetter, is_
+from itertools import starmap
+from operator import is_
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +24,7 @@ from functionalize.python_state.containers import (
     SetItems,
     Variable,
     cell_content,
+    code_now,
     copy_of,
     place_of,
     read,
@@ -33,6 +36,7 @@ from functionalize.python_state.decompose import (
     Comparison,
     decomposition_of,
     entries_of,
+    hooks_in,
     items_of,
 )
 from functionalize.python_state.reconstruct import TensorRef
@@ -40,19 +44,22 @@ from functionalize.python_state.slots import ContainerSource, ObjectSource, Slot
 from functionalize.python_state.snapshot import (
     DEPTH,
     EMPTY,
+    Content,
     frozen,
+    holds_the_same,
     inside,
     same,
     without,
 )
-from functionalize.python_state.traversal_rules import PLAIN, key_behind, keys_of
+from functionalize.python_state.traversal_rules import PLAIN, is_constant, key_behind, keys_of
 from functionalize.python_state.walk import StateWalk, joined
 from functionalize.runtime.guards.compiled import FunctionWriter
 from functionalize.runtime.guards.guard import WHEN, CallInputs, FastCode, Guard, GuardKind, mismatch, words
 from functionalize.runtime.metadata import OutputAlias, ProgramMetadata
 from functionalize.runtime.outputs.side_effects import SideEffect
 
-_OF_MODULES = ATTRIBUTES_OF_MODULES - {"training", *HOOKS_OF_MODULES}
+_OF_ALL_MODULES = ("training", *HOOKS_OF_MODULES)
+_OF_MODULES = ATTRIBUTES_OF_MODULES.difference(_OF_ALL_MODULES)
 LENGTH = object()  # in the place of a key: how many entries a container has
 ORDER = object()  # likewise: its keys, in order
 _NEVER_CHANGED = {Comparison.VALUE, Comparison.EQUALITY, Comparison.IDENTITY}  # to a program, these never change inside
@@ -61,6 +68,9 @@ _EMPTY_IS_FALSE = (dict, OrderedDict, list)  # `not container` takes a third of 
 _CHANGES_IT = (
     "the program changes it, and supports only the value from the capture: restore that value, or capture again"
 )
+
+
+Code = tuple[str, ObjectSource, tuple[str, ...]]  # what decides which code runs: path, owner and names of attributes
 
 
 class _Same:
@@ -79,8 +89,7 @@ class _Same:
 
 def hooks_of(module: torch.nn.Module) -> list[Any]:
     """The hooks that a module runs."""
-    attributes = module.__dict__
-    return [hook for name in HOOKS_OF_MODULES if attributes[name] for hook in attributes[name].values()]
+    return [hook for hooks in hooks_in(module.__dict__) for hook in hooks.values()]
 
 
 def is_numbers(value: Any) -> bool:
@@ -131,6 +140,12 @@ class PythonGuard(NamedTuple):
             return now is not self.content.value
         return not same(frozen(now, memo), self.content)
 
+    def has_changed_inside(self, memo: dict[int, Any]) -> bool:
+        """Whether the place holds the same value, and this holds something else; ``memo``: of :func:`frozen`."""
+        if type(self.content) is not Content or holds_the_same(self.value, self.content):
+            return False
+        return self.now() is self.value and not same(frozen(self.value, memo), self.content)
+
     def failure(self, now: Any) -> InputMismatchError:
         """The error for another value."""
         numbers = self.key is not LENGTH and is_numbers(now) and is_numbers(self.value)
@@ -148,17 +163,78 @@ class PythonGuard(NamedTuple):
 _guard: Callable[[tuple[Any, ...]], PythonGuard] = partial(tuple.__new__, PythonGuard)
 
 
+class _Module(NamedTuple):
+    """A module, as the capture met it."""
+
+    path: str
+    source: ContainerSource  # of its `__dict__`
+    content: dict[str, Any]  # a copy of that
+    rows: dict[str, list[PythonGuard]]  # of attributes that are neither constants nor empty dicts of hooks
+
+    def guards(self) -> Iterator[PythonGuard]:
+        """Guards on whether it trains, its hooks, and its own attributes."""
+        path, source, rows = self.path, self.source, self.rows
+        for name, value in self.content.items():
+            if name in _OF_MODULES:
+                continue
+            if is_constant(value):
+                yield _guard((path, name, source, name, value, frozen(value, {})))
+            elif name in rows:
+                yield from rows[name]
+            elif name in HOOKS_OF_MODULES:
+                yield _guard((path, name, source, name, value, EMPTY[type(value)]))
+
+
+def _of_length(source: ContainerSource, length: int) -> PythonGuard:
+    return _guard(("", f"len({source.path or 'the module'})", source, LENGTH, length, length))
+
+
+def _of_order(source: ContainerSource, keys: tuple[Any, ...]) -> PythonGuard:
+    return _guard(("", f"list({source.path or 'the module'})", source, ORDER, keys, keys))
+
+
+def _of_code(
+    code: Sequence[Code], taken: Sequence[tuple[Any, ...]], contents: Mapping[int, Any]
+) -> Iterator[PythonGuard]:
+    """Guards on code; ``taken``: the values of its attributes; ``contents``: by the values' identities."""
+    for (path, owner, names), values in zip(code, taken, strict=True):
+        source = ContainerSource(CodeOf(owner.value, names), path, weakref.ref(owner))
+        owner.containers.append(source)
+        for name, value in zip(names, values, strict=True):
+            yield _guard(("", joined(path, name), source, name, value, contents[id(value)]))
+
+
 class PythonGuards(GuardKind):
     """The guards of one program on Python values; the capture adds them, without values that become inputs."""
 
     def __init__(self, in_tuples: Sequence[ObjectSource] = ()) -> None:
         """``in_tuples``: objects in tuples, whose content has guards of its own."""
-        self.rows: list[PythonGuard] = []
-        self.code: list[ContainerSource] = []  # what decides which code runs
+        self.code: list[Code] = []
+        self._rows: list[PythonGuard] = []
+        self._later: list[Callable[[], Iterable[PythonGuard]]] | None = []  # give the rows; None once these are made
         self._in_tuples = in_tuples
         self._memo = self.memo()
         self._seen: set[tuple[int, Any]] = set()
-        self._modules: set[int] = set()  # the identities of modules' `__dict__`
+        self._modules: dict[int, _Module] = {}  # by the identities of their `__dict__`
+        self._holding: list[PythonGuard] = []  # of values that hold others
+        self._empty: list[Any] = []  # the empty dicts of hooks
+
+    @property
+    def rows(self) -> list[PythonGuard]:
+        """All guards. Few captures need them: they are made when asked for, of what was taken before the run."""
+        if self._later is not None:
+            self._rows = [row for rows in self._later for row in rows()]
+            self._later = None
+        return self._rows
+
+    @rows.setter
+    def rows(self, rows: list[PythonGuard]) -> None:
+        self._rows, self._later = rows, None
+
+    def _add(self, rows: Callable[[], Iterable[PythonGuard]]) -> None:
+        """Add guards that are made later."""
+        assert self._later is not None
+        self._later.append(rows)
 
     def memo(self) -> dict[int, Any]:
         """The memo for :func:`frozen`: the sources of objects in tuples, by identity as last resolved."""
@@ -169,65 +245,79 @@ class PythonGuards(GuardKind):
         """The current value under a key."""
         return len(container) if key is LENGTH else keys_of(container) if key is ORDER else read(container, key)
 
-    def add(self, slots: Iterable[Slot]) -> None:
-        """Add guards on the current values of slots."""
+    def add(self, slots: Iterable[Slot], entered: Container[int]) -> None:
+        """Add guards on the current values of slots; ``entered``: the identities of objects that have guards."""
+        rows = list[PythonGuard]()
         for slot in slots:
             source, key = _place_of(slot) if type(slot.source.container) is Variable else (slot.source, slot.key)
             container = source.container
             place = id(container), key
-            if place not in self._seen and place[0] not in self._modules:
-                self._seen.add(place)
-                value = read(container, key)
-                content = value if type(value) in PLAIN else frozen(value, self._memo)
-                self.rows.append(_guard(("", slot.path, source, key, value, content)))
+            if place in self._seen:
+                continue
+            self._seen.add(place)
+            value, module = read(container, key), self._modules.get(place[0])
+            if module is None:
+                rows.append(self._row("", slot.path, source, key, value))
+            elif id(value) not in entered:
+                module.rows[key] = [self._row(module.path, key, module.source, key, value)]
+        self._add(lambda: rows)
+
+    def _row(self, owner: str, name: str, source: ContainerSource, key: Any, value: Any) -> PythonGuard:
+        row = _guard((owner, name, source, key, value, value if type(value) in PLAIN else frozen(value, self._memo)))
+        if not is_constant(value):
+            self._holding.append(row)
+        return row
 
     def add_module(self, path: str, attributes: ContainerSource, entered: Container[int]) -> None:
-        """Add guards on a module: whether it trains, its hooks, its attributes without the ``entered`` ones."""
-        content, memo = attributes.container, self._memo
-        self._modules.add(id(content))
-        for name, value in content.items():
+        """Add guards on a module: whether it trains, its hooks, its plain attributes; others are added as slots."""
+        content = attributes.container
+        module = self._modules[id(content)] = _Module(path, attributes, content.copy(), {})
+        for name in _OF_ALL_MODULES:
+            value = content.get(name)
             cls = type(value)
-            if name in _OF_MODULES:
-                continue
-            if cls in PLAIN:
-                held = value
-            elif id(value) in entered or issubclass(cls, torch.Tensor):
-                continue
-            else:
-                held = EMPTY[cls] if cls in EMPTY and not value else frozen(value, memo)  # the hooks of most modules
-            self.rows.append(_guard((path, name, attributes, name, value, held)))
+            if id(value) in entered or issubclass(cls, torch.Tensor):
+                module.rows[name] = []
+            elif cls in EMPTY and not value:
+                self._empty.append(value)
+            elif cls not in PLAIN:
+                module.rows[name] = [self._row(path, name, attributes, name, value)]
+        self._add(module.guards)
 
-    def add_code(self, code: Iterable[tuple[str, ObjectSource, Sequence[str]]]) -> None:
+    def add_code(self, code: Iterable[Code]) -> None:
         """Add guards on attributes of functions, classes and objects that decide which code runs."""
-        contents = dict[int, Any]()  # by the identities of values, which the rows hold: many objects have one class
-        for path, owner, names in code:
-            container = CodeOf(owner.value, names)
-            source = ContainerSource(container, path, owner)
-            owner.containers.append(source)
-            self.code.append(source)
-            for name, value in zip(names, container.now(), strict=True):
-                held = contents.get(id(value))
-                if held is None:
-                    held = contents[id(value)] = frozen(value, self._memo)
-                self.rows.append(_guard(("", f"{path}.{name}" if path else name, source, name, value, held)))
+        self.code += code
+        taken = [code_now(owner.value, names) for _, owner, names in self.code]
+        contents = dict[int, Any]()  # by the identities of values, which `taken` holds: many objects have one class
+        for (path, owner, names), values in zip(self.code, taken, strict=True):
+            for name, value in zip(names, values, strict=True):
+                if id(value) not in contents:
+                    content = contents[id(value)] = frozen(value, self._memo)
+                    if type(content) is Content and not is_constant(value):  # the defaults of a function
+                        source = ContainerSource(CodeOf(owner.value, names), path)
+                        self._holding.append(_guard(("", joined(path, name), source, name, value, content)))
+        self._add(lambda: _of_code(self.code, taken, contents))
 
     def add_structure(self, state: StateWalk) -> None:
         """Add guards on which objects are in which slots, on the lengths of containers, and on the order of dicts."""
+        rows = list[PythonGuard]()
         for slot, held in state.entered.items():
             source, key = _place_of(slot) if type(slot.source.container) is Variable else (slot.source, slot.key)
-            value = read(source.container, key) if slot.steps else held.value
-            content = frozen(value, self._memo) if slot.steps else held
-            self.rows.append(_guard(("", slot.path, source, key, value, content)))
+            if slot.steps:
+                rows.append(self._row("", slot.path, source, key, read(source.container, key)))
+            else:
+                rows.append(_guard(("", slot.path, source, key, held.value, held)))
+        self._add(lambda: rows)
         sized = [source for source in state.containers.values() if type(source.container) is not Variable]
-        lengths = map(len, [source.container for source in sized])
-        fields = [
-            ("", f"len({source.path or 'the module'})", source, LENGTH, length, length)
-            for source, length in zip(sized, lengths, strict=True)
-        ]
-        self.rows += map(_guard, fields)
-        for source in filter(attrgetter("is_ordered"), state.containers.values()):
-            name, keys = f"list({source.path or 'the module'})", keys_of(source.container)
-            self.rows.append(_guard(("", name, source, ORDER, keys, keys)))
+        lengths = [len(source.container) for source in sized]
+        self._add(lambda: map(_of_length, sized, lengths))
+        ordered = [(source, keys_of(source.container)) for source in sized if source.is_ordered]
+        self._add(lambda: starmap(_of_order, ordered))
+
+    def changed_inside(self) -> PythonGuard | None:
+        """The first guard whose value has changed inside since it was taken, if any."""
+        rows, memo = self._holding if self._later is not None and not any(self._empty) else self.rows, self.memo()
+        is_changed = any(row.has_changed_inside(memo) for row in rows)
+        return next((row for row in self.rows if row.has_changed_inside(memo)), None) if is_changed else None
 
     def tie(self, guard: PythonGuard, other: PythonGuard) -> None:
         """Have one guard expect the current value of another one, instead of its own from the capture."""

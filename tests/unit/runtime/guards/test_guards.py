@@ -320,6 +320,16 @@ def test_guards_are_data() -> None:
         assert line in listed
 
 
+def test_guards_of_a_module_are_of_what_the_capture_met() -> None:
+    """A missing bias and a tuple of numbers are attributes as others are, also where one asks after they changed."""
+    conv = torch.nn.Conv2d(1, 1, 2, bias=False)
+    captured = capture(conv, (torch.ones(1, 1, 3, 3),))
+    conv.padding, conv.training = (1, 1), False
+    values = {guard.subject: str(guard.expected) for guard in captured.guards if guard.property == "value"}
+    assert {values["`padding`"], values["`bias`"], values["`training`"]} == {"tuple(0, 0)", "None", "True"}
+    assert values["`_forward_hooks`"] == "OrderedDict()"
+
+
 def test_a_call_that_was_written_down_does_what_the_first_did() -> None:
     """From the second call on one function checks, computes and writes back."""
     cache, x = torch.zeros(4), torch.ones(4)
