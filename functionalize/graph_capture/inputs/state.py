@@ -60,7 +60,7 @@ def python_guards_of(state: StateWalk, code: Iterable[Code]) -> PythonGuards:
         path = state.modules.get(id(source.value))
         if path is not None:
             guards.add_module(path, state.containers[id(source.value.__dict__)], entered)
-    guards.add((*state.constants, *state.tuples), entered)
+    guards.add((*state.constants, *state.tuples))
     guards.add_structure(state)
     guards.add_code(code)
     return guards

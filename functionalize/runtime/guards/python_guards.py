@@ -245,8 +245,8 @@ class PythonGuards(GuardKind):
         """The current value under a key."""
         return len(container) if key is LENGTH else keys_of(container) if key is ORDER else read(container, key)
 
-    def add(self, slots: Iterable[Slot], entered: Container[int]) -> None:
-        """Add guards on the current values of slots; ``entered``: the identities of objects that have guards."""
+    def add(self, slots: Iterable[Slot]) -> None:
+        """Add guards on the current values of slots."""
         rows = list[PythonGuard]()
         for slot in slots:
             source, key = _place_of(slot) if type(slot.source.container) is Variable else (slot.source, slot.key)
@@ -258,7 +258,7 @@ class PythonGuards(GuardKind):
             value, module = read(container, key), self._modules.get(place[0])
             if module is None:
                 rows.append(self._row("", slot.path, source, key, value))
-            elif id(value) not in entered:
+            else:
                 module.rows[key] = [self._row(module.path, key, module.source, key, value)]
         self._add(lambda: rows)
 

@@ -101,6 +101,25 @@ def test_attributes_of_classes_are_guards() -> None:
         torch.testing.assert_close(program(X), X * 5)
 
 
+class ByClass(torch.nn.Module):
+    """Computes by the class that it holds, which its code also names."""
+
+    def __init__(self, held: type) -> None:
+        super().__init__()
+        self.held = held
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mul(2 if self.held is Config else 3)
+
+
+def test_classes_that_a_module_holds_are_guards_also_where_its_code_names_them() -> None:
+    module = ByClass(Config)
+    program = capture(module, (X,))
+    module.held = Inherits
+    with pytest.raises(InputMismatchError, match=r"`held` is .*Inherits.*, and was .*Config"):
+        program(X)
+
+
 def test_variables_of_other_modules_are_state(settings: Any) -> None:
     def program(x: Tensor) -> Tensor:
         settings.count += 1
