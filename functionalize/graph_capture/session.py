@@ -308,7 +308,7 @@ class CaptureSession(RecordingSession):
             self.states[0].begin()
         inputs = self._inputs
         self.parallel.begin({id(entry.value): entry.fake for entry in inputs.inputs})
-        steps, code = self._steps.noted(), code_put_back(inputs.python_guards)
+        steps, code = self._steps.noted(), code_put_back(inputs.python_guards, inputs.state, inputs.arguments)
         try:
             with steps, code, iterators_kept(inputs.state, inputs.arguments):
                 returned = self._program(*inputs.args, **inputs.kwargs)

@@ -25,6 +25,7 @@ from functionalize.python_state.walk import is_module
 # Attributes that only these methods assign may be constant.
 CONSTRUCTORS = frozenset({"__init__", "__new__", "__post_init__", "__setstate__"})
 _STORE_GLOBAL, _STORE_ATTR = opmap["STORE_GLOBAL"], opmap["STORE_ATTR"]
+_GIVE_ATTRIBUTES = frozenset({"setattr", "delattr", "vars", "__setattr__", "__dict__"})  # names of what does, too
 _LOAD_GLOBAL, _EXTENDED_ARG = opmap["LOAD_GLOBAL"], opmap["EXTENDED_ARG"]
 _MATCHES = {opmap[name] for name in ("CHECK_EXC_MATCH", "CHECK_EG_MATCH", "JUMP_IF_NOT_EXC_MATCH") if name in opmap}
 _CAUGHT, _POP_TOP = opmap.get("PUSH_EXC_INFO"), opmap["POP_TOP"]
@@ -157,7 +158,8 @@ def names_in(code: types.CodeType) -> Names:
     )
     writes = _STORE_GLOBAL in opcodes
     stored = [step.argval for step in instructions(code) if step.opcode == _STORE_GLOBAL] if writes else []
-    own = list(code.co_names), [*_loaded(code)], stored, _STORE_ATTR in opcodes
+    gives = _STORE_ATTR in opcodes or not _GIVE_ATTRIBUTES.isdisjoint(code.co_names)
+    own = list(code.co_names), [*_loaded(code)], stored, gives
     others = [(names.all, names.loaded, names.stored, names.gives_attributes) for names in map(names_in, inner)]
     named, loaded, written, gives = zip(own, *others, strict=True)
     every = _once(named)

@@ -126,7 +126,7 @@ def decomposition_of(cls: type) -> Decomposition:
     """The decomposition of a class, which is computed once."""
     slots = slots_of(cls)
     if issubclass(cls, torch.nn.Module):
-        entries: Callable[[Any], Iterable[Entries]] = _entries_of_module
+        entries: Callable[[Any], Iterable[Entries]] = _entries_of_slotted(slots) if slots else _entries_of_module
     elif issubclass(cls, type):
         entries = _entries_of_class
     elif issubclass(cls, contextvars.ContextVar):
@@ -234,6 +234,16 @@ def _entries_of_module(value: Any) -> list[Entries]:
         (SetItems(content[_NOT_SAVED]), []),
         (content, [name for name in filterfalse(_is_of_torch, content) if type(content[name]) not in PLAIN]),
     ]
+
+
+def _entries_of_slotted(slots: tuple[str, ...]) -> Callable[[Any], Iterable[Entries]]:
+    """The entries of modules whose class gives them slots."""
+
+    def entries(value: Any) -> Iterable[Entries]:
+        held = SlotsOf(value, slots)
+        return [*_entries_of_module(value), (held, list(held))]
+
+    return entries
 
 
 def hooks_in(content: dict[str, Any]) -> list[dict[Any, Any]]:

@@ -18,14 +18,15 @@ from functionalize.python_state.code_names import callables_behind, functions_am
 from functionalize.python_state.ownership import root_of
 
 _NOT_OWN = ("torch", "builtins")
+_CALLED = ("forward", "__call__")  # of a module, whatever code names
 Method = tuple[str, Any]  # a name, and the entry of a class
 
 
 class Methods:
     """The methods and properties of one class that a program may run, as their names become known.
 
-    For modules, these are ``forward``, the methods that are named, and the methods that these name in turn; for other
-    objects, all methods.
+    For modules, these are ``forward``, ``__call__``, the methods that are named, and the methods that these name in
+    turn; for other objects, all methods.
     """
 
     def __init__(self, cls: type) -> None:
@@ -46,13 +47,13 @@ class Methods:
         """The methods that these names lead to, without those that an earlier name led to."""
         methods = list[Method]()
         names = tuple(names)
-        for name in self._of_library.keys() & {*names, "forward"} if self._is_module else [*self._of_library]:
+        for name in self._of_library.keys() & {*names, *_CALLED} if self._is_module else [*self._of_library]:
             entry = self._of_library.pop(name)
             if inspect.isroutine(entry):
                 self._guard(self.kind, name, entry)
         if not self._entries:
             return methods
-        wanted = (*names, "forward") if self._is_module else reversed(self._entries)
+        wanted = (*names, *_CALLED) if self._is_module else reversed(self._entries)
         todo = [name for name in wanted if name in self._entries]
         while todo:
             name = todo.pop()

@@ -39,7 +39,7 @@ STREAM_USED = Refusal(
 CODE_CHANGED = Refusal(
     UnsupportedProgramError,
     what="the program changes {places}",
-    why="the change selects which code runs, and a captured program holds only the code that ran",
+    why="the change selects which code runs, or which dict has the attributes, and a captured program has what it met",
     hint="make the change outside the captured program, or branch on an attribute (`if self.ready: ...`)",
     example="""
 def scaled(x, factor=2): return x * factor

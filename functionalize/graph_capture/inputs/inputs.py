@@ -303,9 +303,10 @@ def drop_unused(inputs: list[TracedInput], graph: Graph, context: Functionalizat
     """Remove inputs that only a variable holds and that the program did not use; ``kept``: tensors by identity."""
     nodes = dict(zip(map(id, inputs), graph.find_nodes(op="placeholder"), strict=True))
     unused, dropped = context.notes.unused - kept, set[int]()
+    differentiated = {id(entry.gradient_of) for entry in inputs if entry.gradient_of and nodes[id(entry)].users}
     for entry in inputs:
-        fake = entry.fake
-        if fake is None or not entry.optional or id(fake) not in unused or nodes[id(entry)].users:
+        fake, is_used = entry.fake, nodes[id(entry)].users or id(entry) in differentiated
+        if fake is None or not entry.optional or id(fake) not in unused or is_used:
             continue
         view = context.graph.find(fake)  # perhaps of a base that it shares with another input
         if view is None or not (view.base.log or view.base.is_original(fake)):

@@ -1,5 +1,7 @@
 """Refuses programs that change code while they run: functions get other code or defaults, objects another class.
 
+An object that gets another ``__dict__`` is refused likewise: a call sets attributes, in the dict that the object has.
+
 A graph records the code that ran, and a call does not change code: the next call would have to run the changed code.
 
 Invariant: after a capture all code is as it was. Limits: the functions, methods and classes that the program is known
@@ -12,10 +14,12 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import is_
-from typing import Any
+from typing import Any, NamedTuple
 
 from functionalize.python_state.containers import ABSENT, CodeOf, code_now, read
-from functionalize.python_state.walk import joined
+from functionalize.python_state.decompose import attributes_of
+from functionalize.python_state.slots import ObjectSource
+from functionalize.python_state.walk import StateWalk, joined
 from functionalize.refusals.python_objects import CODE_CHANGED
 from functionalize.runtime.guards.python_guards import PythonGuards
 from functionalize.uninterrupted import uninterrupted
@@ -43,13 +47,37 @@ class _Changed:
                 type.__delattr__(cls, name) if before is ABSENT else type.__setattr__(cls, name, before)
 
 
+class _Body(NamedTuple):
+    """An object that the program reaches, with its class and its ``__dict__`` when the program began."""
+
+    source: ObjectSource
+    cls: type
+    attributes: dict[str, Any] | None
+
+    @classmethod
+    def of(cls, source: ObjectSource) -> _Body:
+        return cls(source, type(source.value), attributes_of(source.value))
+
+    def changed(self) -> Iterator[_Changed]:
+        """The class and the ``__dict__``, where they are others by now."""
+        value = self.source.value
+        path = self.source.containers[0].path if self.source.containers else ""
+        if type(value) is not self.cls:
+            yield _Changed(path, value, "__class__", self.cls)
+        if self.attributes is not None and attributes_of(value) is not self.attributes:
+            yield _Changed(path, value, "__dict__", self.attributes)
+
+
 @contextlib.contextmanager
-def code_put_back(guards: PythonGuards) -> Iterator[None]:
+def code_put_back(guards: PythonGuards, *states: StateWalk) -> Iterator[None]:
     """Run a program, with substitutes in its tensors' places, and restore code that it changes.
+
+    ``states``: of the program, whose objects may get another class or ``__dict__``.
 
     Raises:
         UnsupportedProgramError: the program changed code.
     """
+    bodies = [_Body.of(source) for state in states for source in state.objects if not isinstance(source.value, type)]
     code, changed = [(path, source.value, names) for path, source, names in guards.code], list[_Changed]()
     values = [code_now(owner, names) for _, owner, names in code]
     owners = [owner for _, owner, _ in code if isinstance(owner, type)]
@@ -67,9 +95,10 @@ def code_put_back(guards: PythonGuards) -> Iterator[None]:
             now = code_now(owner, names)
             if not all(map(is_, now, before)):
                 changed += _changed(path, owner, dict(zip(names, before, strict=True)), now)
+        changed += (place for body in bodies for place in body.changed())
         uninterrupted(put_back)
     if changed:
-        places = ", ".join(f"`{joined(place.path, place.key)}`" for place in changed)
+        places = ", ".join(dict.fromkeys(f"`{joined(place.path, place.key)}`" for place in changed))
         raise CODE_CHANGED.error(places=places)
 
 

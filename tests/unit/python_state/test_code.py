@@ -315,7 +315,39 @@ def an_object_behind_a_weak_reference() -> World:
     return lambda x: x * held.reference().k, changes
 
 
-WORLDS = [methods_of_all_kinds, methods_of_all_kinds_of_a_module, a_function_of_autograd, a_class_that_is_a_setting]
+def the_call_of_a_module() -> World:
+    class Net(torch.nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * 2
+
+    net: Any = Net()
+    return net, [lambda: setattr(Net, "__call__", lambda self, x: x * 3)]
+
+
+def slots_of_a_module() -> World:
+    class Net(torch.nn.Module):
+        __slots__ = ("by", "shift")
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.by, self.shift = 2, torch.ones(2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.by + self.shift
+
+    net = Net()
+    changes: list[Change] = [lambda: setattr(net, "by", 3), lambda: setattr(net, "shift", torch.zeros(2))]
+    return net, changes
+
+
+WORLDS = [
+    methods_of_all_kinds,
+    the_call_of_a_module,
+    slots_of_a_module,
+    methods_of_all_kinds_of_a_module,
+    a_function_of_autograd,
+    a_class_that_is_a_setting,
+]
 WORLDS += [an_object_that_the_program_makes, a_descriptor, a_named_tuple_with_methods]
 WORLDS += [an_object_behind_a_weak_reference]
 WORLDS += [two_closures_of_one_factory, two_closures_by_name, state_of_a_decorator, variables_of_a_decorator]

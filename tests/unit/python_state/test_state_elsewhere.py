@@ -282,12 +282,20 @@ def test_generators_of_others_are_refused_and_as_they_were(kind: str) -> None:
     assert getattr(generator, draw)() == getattr(twin, draw)()
 
 
-def test_attributes_of_functions_are_state() -> None:
-    def program(x: Tensor) -> Tensor:
-        known: Any = program
-        known.calls = getattr(known, "calls", 0) + 1
-        return x.mul(known.calls)
+def _counting(x: Tensor) -> Tensor:
+    counting: Any = _counting
+    counting.calls = getattr(counting, "calls", 0) + 1
+    return x.mul(counting.calls)
 
+
+def _counting_by_name(x: Tensor) -> Tensor:
+    setattr(_counting_by_name, "calls", getattr(_counting_by_name, "calls", 0) + 1)  # noqa: B010
+    return x.mul(vars(_counting_by_name)["calls"])
+
+
+@pytest.mark.parametrize("program", [_counting, _counting_by_name])
+def test_attributes_of_functions_are_state(program: Callable[[Tensor], Tensor]) -> None:
+    vars(program).clear()
     captured = capture(program, (X,))
     assert not vars(program)
     for call in range(1, 4):

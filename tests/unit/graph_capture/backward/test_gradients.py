@@ -158,6 +158,20 @@ def test_recurrent_layers_learn_in_a_training_step(name: str) -> None:
     torch.testing.assert_close(module.state_dict(), twin.state_dict())
 
 
+def test_leaves_whose_gradients_are_one_tensor() -> None:
+    def made() -> tuple[Any, Any]:
+        held: Any = torch.ones(2, requires_grad=True), torch.nn.Parameter(torch.ones(2))
+        held[0].grad = held[1].grad = torch.ones(2)
+        return held, lambda x: (x * held[0]).sum().backward()
+
+    (ours, program), (theirs, eager) = made(), made()
+    capture(program, (torch.ones(2),))(torch.ones(2))
+    eager(torch.ones(2))
+    for mine, its in zip(ours, theirs, strict=True):
+        assert torch.equal(mine.grad, its.grad)
+    assert ours[0].grad is ours[1].grad
+
+
 def test_what_the_caller_partitions_by_is_called() -> None:
     seen: list[tuple[int, int]] = []
 

@@ -93,6 +93,25 @@ def another_class() -> tuple[Any, str]:
     return run, "scaled.__class__"
 
 
+class Factor:
+    def __init__(self) -> None:
+        self.by = 2.0
+
+    def scaled(self, x: Tensor) -> Tensor:
+        return x * self.by
+
+
+def another_dict() -> tuple[Any, str]:
+    factor = Factor()
+
+    def run(x: Tensor) -> Any:
+        result = factor.scaled(x)
+        factor.__dict__ = {"by": factor.by + 1}
+        return result
+
+    return run, "factor.__dict__"
+
+
 def another_method() -> tuple[Any, str]:
     class Local(Doubling):
         pass
@@ -125,13 +144,37 @@ def another_class_method() -> tuple[Any, str]:
 
 
 @pytest.mark.parametrize(
-    "make", [another_class_method, other_defaults, other_named_defaults, other_code, another_class, another_method]
+    "make",
+    [
+        another_class_method,
+        other_defaults,
+        other_named_defaults,
+        other_code,
+        another_class,
+        another_dict,
+        another_method,
+    ],
 )
 def test_programs_that_change_their_code_are_refused_and_it_is_put_back(make: Callable[[], tuple[Any, str]]) -> None:
     run, path = make()
     with pytest.raises(UnsupportedProgramError, match=f"the program changes `.*{path}`"):
         capture(run, (X,))
     torch.testing.assert_close(run(X), X * 2)  # as if nothing had been captured
+
+
+@pytest.mark.parametrize("name", ["__class__", "__dict__"])
+def test_programs_that_change_what_an_argument_is_are_refused(name: str) -> None:
+    values = {"__class__": Tripling, "__dict__": {"by": 3.0}}
+
+    def run(x: Tensor, scaled: Any) -> Tensor:
+        setattr(scaled, name, values[name])
+        return x * 2
+
+    scaled: Any = Doubling()
+    scaled.by = 2.0
+    with pytest.raises(UnsupportedProgramError, match=f"the program changes `scaled.{name}`"):
+        capture(run, (X, scaled))
+    assert type(scaled) is Doubling and vars(scaled) == {"by": 2.0}
 
 
 def test_a_method_that_a_class_inherits_is_inherited_afterwards() -> None:
