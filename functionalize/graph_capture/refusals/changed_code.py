@@ -11,13 +11,13 @@ to reach.
 from __future__ import annotations
 
 import contextlib
+import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import is_
 from typing import Any, NamedTuple
 
-from functionalize.python_state.containers import ABSENT, CodeOf, code_now, read
-from functionalize.python_state.decompose import attributes_of
+from functionalize.python_state.containers import ABSENT, CodeOf, code_now, per_class, read
 from functionalize.python_state.slots import ObjectSource
 from functionalize.python_state.walk import StateWalk, joined
 from functionalize.refusals.python_objects import CODE_CHANGED
@@ -56,7 +56,7 @@ class _Body(NamedTuple):
 
     @classmethod
     def of(cls, source: ObjectSource) -> _Body:
-        return cls(source, type(source.value), attributes_of(source.value))
+        return cls(source, type(source.value), _dict_of(source.value))
 
     def changed(self) -> Iterator[_Changed]:
         """The class and the ``__dict__``, where they are others by now."""
@@ -64,8 +64,20 @@ class _Body(NamedTuple):
         path = self.source.containers[0].path if self.source.containers else ""
         if type(value) is not self.cls:
             yield _Changed(path, value, "__class__", self.cls)
-        if self.attributes is not None and attributes_of(value) is not self.attributes:
+        if self.attributes is not None and _dict_of(value) is not self.attributes:
             yield _Changed(path, value, "__dict__", self.attributes)
+
+
+@per_class
+def _descriptor_of(cls: type) -> Any:
+    """What reads the dict of an object's attributes; None for a class without one, or with a property for it."""
+    descriptor = next((vars(base)["__dict__"] for base in cls.__mro__ if "__dict__" in vars(base)), None)
+    return descriptor if isinstance(descriptor, types.GetSetDescriptorType) else None
+
+
+def _dict_of(value: Any) -> Any:
+    descriptor = _descriptor_of(type(value))
+    return None if descriptor is None else descriptor.__get__(value)
 
 
 @contextlib.contextmanager

@@ -177,6 +177,16 @@ def test_programs_that_change_what_an_argument_is_are_refused(name: str) -> None
     assert type(scaled) is Doubling and vars(scaled) == {"by": 2.0}
 
 
+class Shown(Factor):
+    @property
+    def __dict__(self) -> dict[str, Any]:  # type: ignore[override]
+        return {"shown": 1}
+
+
+def test_a_class_may_show_another_dict_each_time() -> None:
+    assert capture(lambda x, shown: shown.scaled(x), (X, Shown()))(X, Shown()).tolist() == [0, 2, 4]
+
+
 def test_a_method_that_a_class_inherits_is_inherited_afterwards() -> None:
     class Local(Doubling):
         pass
