@@ -52,7 +52,7 @@ _register_custom_builtin("infj", "from cmath import infj", infj)
 class TensorTracker(MutableMapping[torch.Tensor, _ProxyTensor]):
     """The entries of tensors, by identity, while they live: as torch's own dictionary, with fewer calls.
 
-    A tensor's death calls nothing: its entry counts as gone from then on, and is replaced or dropped with the tracker.
+    A tensor's death calls nothing: its entry counts as gone from then on, and is dropped when all are listed.
     """
 
     def __init__(self) -> None:
@@ -90,6 +90,8 @@ class TensorTracker(MutableMapping[torch.Tensor, _ProxyTensor]):
         return ref is not None and ref() is tensor
 
     def __iter__(self) -> Iterator[torch.Tensor]:
+        # An entry may hold what made it: dropping the dead may free more tensors.
+        self._refs = {identity: ref for identity, ref in self._refs.items() if ref() is not None}
         return iter([tensor for ref in self._refs.values() if (tensor := ref()) is not None])
 
     def __len__(self) -> int:
