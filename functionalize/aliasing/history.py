@@ -118,7 +118,6 @@ class Historian:
     def __init__(self, name_of: Callable[[Base], str], origin: Callable[[], Origin]) -> None:
         self.history = AliasHistory()
         self._name_of, self._origin = name_of, origin
-        self._bases: dict[Base, BaseRecord] = {}
         self._views = self._writes = 0  # how many
 
     def viewed(self, view: View, op: Any) -> ViewRecord:
@@ -126,21 +125,24 @@ class Historian:
         record: ViewRecord | None = view.record
         if record is not None:
             return record
-        parent = None if view.parent is None else self.viewed(view.parent, op)
-        base = self._base(view.base) if parent is None else parent.base
-        index, called = self._views, None if parent is None else op
-        record = ViewRecord(index, base, called, self._origin(), index + self._writes, parent, view.layout)
-        view.record = record
-        self._views += 1
+        if view.parent is None:
+            parent, base, op = None, self._base(view.base), None
+        else:
+            parent = view.parent.record or self.viewed(view.parent, op)
+            base = parent.base
+        index = self._views
+        view.record = record = ViewRecord(index, base, op, self._origin(), index + self._writes, parent, view.layout)
+        self._views = index + 1
         base.views.append(record)
         return record
 
     def _base(self, base: Base) -> BaseRecord:
         """The record of a base."""
-        record = self._bases.get(base)
+        record: BaseRecord | None = base.record
         if record is None:
-            record = self._bases[base] = BaseRecord(len(self._bases), self._name_of(base))
-            self.history.bases.append(record)
+            bases = self.history.bases
+            record = base.record = BaseRecord(len(bases), self._name_of(base))
+            bases.append(record)
         return record
 
     def wrote(self, view: View, op: Any) -> None:
@@ -156,7 +158,8 @@ class Historian:
 
     def writes_of(self, base: Base) -> Sequence[WriteRecord]:
         """The writes to a base, in order."""
-        return self._bases[base].writes if base in self._bases else ()
+        record: BaseRecord | None = base.record
+        return () if record is None else record.writes
 
 
 def _label(view: ViewRecord) -> str:

@@ -155,9 +155,15 @@ class RecordingMode(ProxyTorchDispatchMode):
 
     def record_view(self, op: Any, value: FakeTensor, args: tuple[Any, ...], result: FakeTensor) -> bool:
         """Add the node ``op(value, *args)`` for a result that exists. False if sizes or data prevent that."""
-        source = self.tracer.tensor_tracker.node(value)
-        if source is None or is_symbolic(result) or is_symbolic(value):
+        if is_symbolic(result) or is_symbolic(value) or not self.add_view(op, value, args, result):
             return record_view(self, op, value, args, result)
+        return True
+
+    def add_view(self, op: Any, value: FakeTensor, args: tuple[Any, ...], result: FakeTensor) -> bool:
+        """The same for plain sizes. False if the value is a constant."""
+        source = self.tracer.tensor_tracker.node(value)
+        if source is None:
+            return False
         with below_dispatch():
             self._result(self._node(op, (source, *args), {}, name_for(op), observed=False), result)
         return True

@@ -17,6 +17,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from functionalize._torch import (
     PLAIN_TYPES,
     DisableTorchFunction,
+    FakeTensor,
     below_autograd,
     below_mode,
     has_unknown_elements,
@@ -52,8 +53,7 @@ from functionalize.transform.unseen_aliases import UnseenAliases
 from functionalize.transform.values import ADDRESSING, ValueExecutor
 
 aten = torch.ops.aten
-
-
+_AS_STRIDED = aten.as_strided.default  # its result depends on where its source lies in the storage
 _MAY_SHARE = (
     "a tensor is reshaped, and one of the two tensors is written. Where a data-dependent size is 1, eager's result "
     "is a view, but the graph's is a copy. Write to a `.clone()`"
@@ -179,6 +179,16 @@ class FunctionalizationContext:
             as_expected = same(geometry, (*layout.stride, layout.offset))
         return handle if as_expected and self.executor.record(op, source_value, args, handle) else None
 
+    def _record_at_once(self, handle: torch.Tensor, view: View, parent: View) -> None:
+        """Add the node of a view of an unwritten storage: no write comes between the view and what reads it."""
+        recorder, source, rule = self.executor.recorder, parent.value, view.rule
+        if recorder is None or type(source) is not FakeTensor or rule is None or len(rule.path) != 1:
+            return
+        (op, args), layout = rule.path[0], parent.layout
+        as_expected = source.stride() == layout.stride and source.storage_offset() == layout.offset
+        if as_expected and op is not _AS_STRIDED and recorder.add_view(op, source, args, handle):
+            view.value = handle
+
     def view_made(self, handle: torch.Tensor, view: View) -> None:
         """Note that the program got a handle from a view op."""
         self.graph.track(handle, view)
@@ -190,6 +200,8 @@ class FunctionalizationContext:
         if view.layout.static and parent.layout.static:
             if self.executor.records:
                 self._carriers.setdefault(view, handle)
+                if view.value is None and not view.base.log.length:
+                    self._record_at_once(handle, view, parent)
         elif not view.layout.static and unbacked(view.layout.size):
             self._carriers[view] = handle
             with new_symbols_wait(handle):
