@@ -31,7 +31,10 @@ from torch.fx.experimental.proxy_tensor import (  # proxies are attached to tens
     set_original_aten_op,
     track_tensor_tree,
 )
-from torch.fx.graph import _register_custom_builtin  # makes names known to the code of graphs; there is no public way
+from torch.fx.graph import (
+    _illegal_names,  # those of Python
+    _register_custom_builtin,  # makes names known to the code of graphs; there is no public way
+)
 from torch.fx.immutable_collections import immutable_dict
 from torch.utils import _pytree as pytree
 
@@ -188,8 +191,13 @@ def new_node(
             unique = f"{name}_{number + 1}"
         names._used_names.add(unique)
         names._base_count[name] = number + 1
-    node = Node(graph, unique, opcode, target, args, kwargs or _NO_KWARGS)
-    names._obj_to_name[node] = unique
+    return _insert(graph, Node(graph, unique, opcode, target, args, kwargs or _NO_KWARGS))
+
+
+def _insert(graph: Graph, node: Node) -> Node:
+    """Add a node with a name that no other node has."""
+    opcode, target = node.op, node.target
+    graph._graph_namespace._obj_to_name[node] = node.name
     graph._insert(node)
     graph._find_nodes_lookup_table.table[opcode, target if opcode == "call_function" else None][node] = None
     graph._len += 1
@@ -214,6 +222,11 @@ def new_placeholder(graph: Graph, name: str) -> Node:
     FX renames a node with the name of a Python function (`input` to `input_1`). It never gives such a name to another
     node, so this node can have it back.
     """
+    names: Any = graph._graph_namespace
+    if not (name[-1].isdigit() or name in names._used_names or name in _illegal_names):
+        names._used_names.add(name)  # as `create_name`, which searches the name for a number
+        names._base_count.setdefault(name, 0)
+        return _insert(graph, Node(graph, name, "placeholder", name, (), _NO_KWARGS))
     node = new_node(graph, name, (), {}, name, "placeholder")
     if node.name != name:
         node.name = name

@@ -155,15 +155,17 @@ class JointTracer:
         seen: set[int] = set()
         with torch.inference_mode(False):  # a view makes its history when it is read
             for entry in inputs:
-                if entry.fake is not None and entry.gradient_of is None and id(entry.fake) not in seen:
-                    seen.add(id(entry.fake))  # a tensor that is passed twice has one gradient
-                    self._grad_fns[id(entry)] = entry.fake.grad_fn
-                    entry.edge = gradient_edge(entry.fake) if entry.root is None else None
+                fake = entry.fake
+                if fake is None:
+                    continue
+                if not fake.is_inference():
+                    entry.version = fake._version
+                if entry.gradient_of is None and id(fake) not in seen:
+                    seen.add(id(fake))  # a tensor that is passed twice has one gradient
+                    self._grad_fns[id(entry)] = fake.grad_fn
+                    entry.edge = gradient_edge(fake) if entry.root is None else None
         if any(entry.edge is not None for entry in inputs):
             self._mode.context.notes.hides_writes = False
-        for entry in inputs:
-            if entry.fake is not None and not entry.fake.is_inference():
-                entry.version = entry.fake._version
 
     def find_new_leaves(self, inputs: Sequence[TracedInput]) -> None:
         """Give an edge to the inputs that the program has set to require gradients."""
