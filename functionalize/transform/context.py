@@ -45,12 +45,13 @@ from functionalize.ops import tables
 from functionalize.ops.calls import draws
 from functionalize.refusals.tensors import SUBCLASS
 from functionalize.refusals.writes import CONSTANT_RESHAPED, DATA_OF_OTHER_SHAPE, SET_TO_DEAD_STORAGE, STILL_A_VIEW
+from functionalize.tracing.meta_cache import MISS
 from functionalize.transform import dry_run
 from functionalize.transform.borrowed_memory import BorrowedMemory
 from functionalize.transform.gradients.autograd_notes import AutogradNotes
 from functionalize.transform.gradients.ended_gradients import WITHOUT_GRAD_MODE, EndedGradients
 from functionalize.transform.unseen_aliases import UnseenAliases
-from functionalize.transform.values import ADDRESSING, ValueExecutor
+from functionalize.transform.values import ADDRESSING, PREPARED, ValueExecutor
 
 aten = torch.ops.aten
 _AS_STRIDED = aten.as_strided.default  # its result depends on where its source lies in the storage
@@ -392,8 +393,16 @@ class FunctionalizationContext:
             with self.enter():
                 out = op(*args, **kwargs)
             return pytree.tree_map_only(torch.Tensor, self.value, out)
+        out = MISS if op in PREPARED else self.run_cached(op, args, kwargs)
+        if out is not MISS:
+            return out
         values = self.values_of(args, kwargs)
         return self.executor.call(op, *values.args, **values.kwargs)
+
+    def run_cached(self, op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """The results of an op on handles whose values have their strides; ``MISS`` if they are not cached."""
+        recorder = self.executor.recorder
+        return MISS if recorder is None else recorder.run_on_values(op, args, kwargs, self.read_handle)
 
     def values_of(self, args: Sequence[Any], kwargs: dict[str, Any]) -> ValueArguments:
         """Arguments with handles replaced by values, and whether some value has other strides than its handle."""

@@ -130,10 +130,9 @@ class FunctionalizeMode(TorchDispatchMode):
 
     def _functional(self, func: Any, args: Sequence[Any], kwargs: Kwargs) -> Any:
         context = self.context
-        if self._recorder is not None:  # most calls of a capture
-            out = self._recorder.run_on_values(func, args, kwargs, context.read_handle)
-            if out is not MISS:
-                return out
+        out = context.run_cached(func, args, kwargs)
+        if out is not MISS:  # most calls of a capture
+            return out
         values = context.values_of(args, kwargs)
         call_args, call_kwargs = values.args, values.kwargs
         if not values.strides_differ:

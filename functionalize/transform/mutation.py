@@ -20,6 +20,7 @@ from functionalize.errors import UnsupportedMutationError
 from functionalize.ops import tables, traits
 from functionalize.ops.calls import declared, draws
 from functionalize.refusals.writes import DATA_DEPENDENT_WRITE, SHARED_ELEMENTS
+from functionalize.tracing.meta_cache import MISS
 from functionalize.transform import dry_run
 from functionalize.transform.handlers import custom_ops, overlapping_reads, random_ops, rounded_factors
 from functionalize.transform.writing_call import DTYPE_NAMES, VariantCall, WritingCall
@@ -94,8 +95,10 @@ def _entry_by_entry(call: WritingCall) -> None:
 
 def _without_write(call: WritingCall) -> Any:
     """Run a call that writes nothing (evaluation-mode batch norm) by its non-mutating op, if it has such an op."""
+    context, args, kwargs = call.context, call.args, call.kwargs
     op = tables.overload(call.row.non_mutating_op) if call.row.non_mutating_op else call.func
-    return call.context.rehandle(op, call.args, call.kwargs, call.context.compute(op, call.args, call.kwargs))
+    out = context.run_cached(op, args, kwargs)
+    return context.rehandle(op, args, kwargs, context.compute(op, args, kwargs)) if out is MISS else out
 
 
 def _variant_call(call: WritingCall, variant: Any) -> VariantCall:

@@ -269,7 +269,7 @@ class ValueExecutor:
 
 def _prepared(op: Any, args: tuple[Any, ...], *, copies: bool) -> tuple[Any, ...]:
     """Arguments for an op on values; ``copies`` says that the op's ``*_copy`` will run."""
-    prepare = _PREPARED.get(op)
+    prepare = PREPARED.get(op)
     if prepare is None or (copies and op is aten.view.default):  # view_copy takes any strides
         return args
     return prepare(op, args)
@@ -336,7 +336,7 @@ def _view_of_nothing(base: torch.Tensor, size: Sequence[Any]) -> None:
         torch.empty_strided(*layout, device="meta").view(list(map(hint, size)))
 
 
-_PREPARED: dict[Any, Callable[[Any, tuple[Any, ...]], tuple[Any, ...]]] = {
+PREPARED: dict[Any, Callable[[Any, tuple[Any, ...]], tuple[Any, ...]]] = {
     **dict.fromkeys(traits.VIEWS_BY_ADDRESS, _by_storage),
     **dict.fromkeys(traits.KEEPS_OFFSET, _without_gaps),
     **dict.fromkeys(traits.LEGAL_BY_STRIDES, _with_legal_strides),
