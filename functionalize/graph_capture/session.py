@@ -23,7 +23,6 @@ from functionalize._torch.fakes import (
 )
 from functionalize._torch.subclasses.sharding import forget_plans
 from functionalize.aliasing.geometry import Layout
-from functionalize.graph_capture.backward.differentiability import function_of
 from functionalize.graph_capture.backward.gradient_hooks import check_hooks, install_hooks
 from functionalize.graph_capture.backward.gradients_of_state import with_visible_layouts
 from functionalize.graph_capture.backward.hooks_left import HooksLeft
@@ -326,7 +325,7 @@ class CaptureSession(RecordingSession):
         for entry in self._inputs.inputs:
             if not isinstance(entry.value, torch.Tensor) or entry.fake is None:
                 continue
-            for name, line in self._asked.of(id(entry.fake), id(function_of(entry))):
+            for name, line in self._asked.of(id(entry.fake), id(entry.function)):
                 answer = name in UNANSWERABLE and ASKED_PROPERTIES[name](entry.value)
                 if answer and not ASKED_PROPERTIES[name](entry.fake):
                     raise UNANSWERABLE[name].error(line, input=entry.target or entry.name) from cause

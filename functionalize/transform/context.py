@@ -183,7 +183,9 @@ class FunctionalizationContext:
     def _record_at_once(self, handle: torch.Tensor, view: View, parent: View) -> None:
         """Add the node of a view of an unwritten storage: no write comes between the view and what reads it."""
         recorder, source, rule = self.executor.recorder, parent.value, view.rule
-        if recorder is None or type(source) is not FakeTensor or rule is None or len(rule.path) != 1:
+        if recorder is None or rule is None or len(rule.path) != 1:
+            return
+        if type(source) is not FakeTensor or type(handle) is not FakeTensor:
             return
         (op, args), layout = rule.path[0], parent.layout
         as_expected = source.stride() == layout.stride and source.storage_offset() == layout.offset

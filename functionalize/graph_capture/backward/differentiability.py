@@ -177,14 +177,9 @@ def refuse_new_histories(inputs: Sequence[TracedInput], mutations: Sequence[Inpu
         raise SET_TO_OTHER_INPUT.error(input=entry.target or entry.name)
 
 
-def function_of(entry: TracedInput) -> Any:
-    """The function of autograd that computed an input which requires gradients; None for a leaf."""
-    return entry.edge.node if isinstance(entry.edge, GradientEdge) else None
-
-
 def forgets(entry: TracedInput) -> bool:
     """Whether an input that requires gradients has lost the history of its computation, by `detach_`."""
-    function = function_of(entry)
+    function = entry.function
     return function is not None and entry.fake is not None and function not in functions_behind([entry.fake.grad_fn])
 
 

@@ -26,7 +26,6 @@ from functionalize.call_stack import Location, Origin
 from functionalize.graph_capture.backward.dependence import counting_from_storages, drop_dead
 from functionalize.graph_capture.backward.differentiability import (
     forgets,
-    function_of,
     reach_made_leaves,
     refuse_new_histories,
     refuse_views_at_unknown_offsets,
@@ -490,7 +489,7 @@ class GraphFinalizer:
             if entry.fake is None:
                 continue
             storage = storages.get(id(entry.fake)) or storage_key(entry.fake)  # of a lifted input
-            keys = id(entry.fake), storage, id(function_of(entry))
+            keys = id(entry.fake), storage, id(entry.function)
             for question in (*everywhere, OFFSET) if entry.name in counting else everywhere:
                 answers[number, question] = None
             for question, line in asked.of(*keys):

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch.autograd.graph import get_gradient_edge
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.export.graph_signature import InputKind
 from torch.fx import Graph, Node
 from torch.nn.parameter import is_lazy
@@ -82,6 +82,11 @@ class TracedInput:
     def known_base(self) -> torch.Tensor | None:
         """The example's base in autograd, or the example itself without a base; None unless it is a tensor."""
         return autograd_base(self.value) if self.base is None and isinstance(self.value, torch.Tensor) else self.base
+
+    @property
+    def function(self) -> Any:
+        """The function of autograd that computed the input, if it requires gradients; None for a leaf."""
+        return self.edge.node if isinstance(self.edge, GradientEdge) else None
 
     @property
     def writes(self) -> int | None:
