@@ -104,7 +104,7 @@ class RecordingMode(ProxyTorchDispatchMode):
         entry: CacheEntry | None = call.entry
         out = meta_cache.MISS
         if entry is out:
-            out = on_handles(func, args, kwargs)
+            out = self._computed(func, args, kwargs)
             entry = meta_cache.insert(call.key, func, args, out)
         if entry is None:
             return meta_cache.MISS
@@ -131,13 +131,17 @@ class RecordingMode(ProxyTorchDispatchMode):
         if call is None:
             return on_handles(func, args, kwargs), None
         if call.entry is meta_cache.MISS:
-            out = self._viewed(func, args, kwargs)
-            out = on_handles(func, args, kwargs) if out is meta_cache.MISS else out
+            out = self._computed(func, args, kwargs)
             entry = meta_cache.insert(call.key, func, args, out)
             return out, None if entry is None else replace(call, entry=entry)
         with below_dispatch():
             out = call.entry.make(self.factory, args)
         return (on_handles(func, args, kwargs), None) if out is meta_cache.MISS else (out, call)
+
+    def _computed(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """The results of an op that the cache does not have, hidden from tracers."""
+        out = self._viewed(func, args, kwargs)
+        return on_handles(func, args, kwargs) if out is meta_cache.MISS else out
 
     def _viewed(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """The view that a view op's own kernel makes of a fake tensor with plain sizes; ``MISS`` if it cannot."""

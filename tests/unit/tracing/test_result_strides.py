@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from functionalize import capture
+from functionalize.tracing import meta_cache
 
 OPERATORS: list[Callable[..., Any]] = [
     *(torch.add, torch.mul, torch.div, torch.atan2, torch.maximum, torch.eq, torch.copysign, torch.xlogy),
@@ -117,3 +118,20 @@ def test_of_no_elements_beside_sparse_tensors_and_where_strides_are_symbols() ->
     for count in (2, 4, 6):
         x = torch.ones(3, count)
         assert [one.size() for one in captured(x)] == [one.size() for one in program(x)]
+
+
+def test_of_a_view_that_an_earlier_capture_took() -> None:
+    """Captures share a cache: here the first one puts a view into it that the finalizer takes, not the program."""
+
+    def silent(w: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            return w.unsqueeze(-1).transpose(-1, 0)
+
+    def viewed(x: torch.Tensor) -> torch.Tensor:
+        y = (x * 1).unsqueeze(-1).transpose(-1, 0)  # of strides (1, 1)
+        return y.view(y.shape)
+
+    meta_cache.clear()
+    capture(silent, (torch.ones(7, requires_grad=True),))
+    x = torch.ones(7)
+    assert capture(viewed, (x,))(x).stride() == viewed(x).stride() == (7, 1)
