@@ -11,14 +11,11 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from functionalize._torch import OpOverload, pytree
+from functionalize._torch import pytree
 from functionalize._torch.fakes import FakeFactory, below_dispatch
 from functionalize._torch.symbols.tracing import track
+from functionalize.ops.calls import is_data_dependent
 from functionalize.tracing.recording_mode import Annotate, RecordingMode
-
-_NUMBERS, _SIZES = torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape
-_INDEX = torch.ops.aten.index.Tensor
-_MASKS = (torch.bool, torch.uint8)
 
 
 class DeferredRecorder(RecordingMode):
@@ -29,13 +26,13 @@ class DeferredRecorder(RecordingMode):
         self._annotate_new, self._answer = annotate, answer
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
-        if _is_data_dependent(func, args):
+        if is_data_dependent(func, args):
             return self._answered(func, args, kwargs or {})
         return super().__torch_dispatch__(func, types, args, kwargs)
 
     def run(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """The result of dispatching an op to this mode."""
-        if _is_data_dependent(func, args):
+        if is_data_dependent(func, args):
             return self._answered(func, args, kwargs)
         return super().run(func, args, kwargs)
 
@@ -54,12 +51,3 @@ class DeferredRecorder(RecordingMode):
                 for index, leaf in enumerate(out):
                     track(self.tracer, leaf, self.item_of(node, index, node.meta["val"][index]))
         return out
-
-
-def _is_data_dependent(func: Any, args: Sequence[Any]) -> bool:
-    """Whether an op returns a number that depends on tensor values, or a tensor whose size does."""
-    if not isinstance(func, OpOverload) or not (_NUMBERS in func.tags or _SIZES in func.tags):
-        return False
-    if func is _INDEX:
-        return any(isinstance(index, torch.Tensor) and index.dtype in _MASKS for index in args[1])
-    return True

@@ -1,6 +1,7 @@
 """What one call of an operator does, according to its arguments.
 
-In: an operator and the arguments of one call. Out: an argument by its name, and whether the call draws random numbers.
+In: an operator and the arguments of one call. Out: an argument by its name, whether the call draws random numbers, and
+whether what it returns is data-dependent.
 Guarantees: arguments are found by the schema, by position or by name, with its defaults. Limits: only the values in
 `_DRAWS_NOTHING` say that a call draws no random numbers.
 """
@@ -12,11 +13,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from functionalize.ops import tables
 from functionalize.ops.tables import OpOverload
 
 # Arguments of operators that draw random numbers, each with the value with which a call does not draw.
 _DRAWS_NOTHING: Mapping[str, object] = {"dropout_p": 0.0, "train": False, "training": False}
+_DATA_DEPENDENT = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
+_INDEX, _MASKS = torch.ops.aten.index.Tensor, frozenset({torch.bool, torch.uint8})
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +45,23 @@ def argument(op: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any])
     own = declared(op)[name]
     by_position = not own.kwarg_only and own.position < len(args)
     return args[own.position] if by_position else kwargs.get(name, own.default)
+
+
+def is_data_dependent(op: Any, args: Sequence[Any]) -> bool:
+    """Whether a call returns a number that depends on tensor values, or a tensor whose size does.
+
+    >>> index, x, mask = torch.ops.aten.index.Tensor, torch.ones(2), torch.tensor([True, False])
+    >>> is_data_dependent(index, (x, [mask])), is_data_dependent(index, (x, [torch.tensor([1])]))
+    (True, False)
+    """
+    if not isinstance(op, OpOverload) or _DATA_DEPENDENT.isdisjoint(op.tags):
+        return False
+    return op is not _INDEX or has_mask(args[1])
+
+
+def has_mask(indices: Sequence[Any]) -> bool:
+    """Whether an index is a mask, which selects a data-dependent number of elements."""
+    return any(isinstance(index, torch.Tensor) and index.dtype in _MASKS for index in indices)
 
 
 def draws(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

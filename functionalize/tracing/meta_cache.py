@@ -22,12 +22,13 @@ from functionalize._torch.symbols.tracing import TensorTracker, name_for
 from functionalize.aliasing.geometry import Layout, plain_layout
 from functionalize.aliasing.view_rules import ViewRule
 from functionalize.ops import tables, traits
+from functionalize.ops.calls import has_mask
 from functionalize.ops.tables import ViewKind
 
 _STRIDED = torch.strided
 _ENTRIES = 100_000  # the cache is emptied at this size: a bound on memory, far above what one model needs
 _AS_THEY_ARE = (bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
-_INDEX, _MASKS = torch.ops.aten.index.Tensor, frozenset({torch.bool, torch.uint8})
+_INDEX = torch.ops.aten.index.Tensor
 _DEPENDS_ON_DATA = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
 
 
@@ -127,8 +128,8 @@ def find(
     op = _ops.get(id(func))
     if op is None:
         op = _ops[id(func)] = _Op(func, _is_usable(func))
-    if not op.usable or (func is _INDEX and _has_mask(args[1])):
-        return None
+    if not op.usable or (func is _INDEX and has_mask(args[1])):
+        return None  # with a mask, of a data-dependent size: running the op for its metadata would add a symbol
     parts: list[Any] = [op, torch.get_default_dtype()]
     described = _describe(args, parts, factory.mode, nodes, read)
     if described is None:
@@ -142,11 +143,6 @@ def find(
     key = tuple(parts)
     entry = _cache.get(key, MISS)
     return None if entry is None else CachedCall(key, entry, described, kwargs)
-
-
-def _has_mask(indices: Sequence[Any]) -> bool:
-    """Whether an index is a mask, with a data-dependent size: running the op for its metadata would add a symbol."""
-    return any(type(index) is FakeTensor and index.dtype in _MASKS for index in indices)
 
 
 def insert(key: Any, func: Any, args: Sequence[Any], out: Any) -> CacheEntry | None:

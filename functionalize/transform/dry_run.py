@@ -17,11 +17,10 @@ from functionalize._torch import below_all_modes, copy_of_memory, on_handles, py
 from functionalize.aliasing.geometry import Layout, hint
 from functionalize.aliasing.strided_layout import with_lazy_bits
 from functionalize.aliasing.tensor_queries import is_fake, is_plain_strided, same_strides, tensor_leaves
-from functionalize.ops.calls import draws
+from functionalize.ops.calls import draws, is_data_dependent
 from functionalize.transform.values import ValueExecutor
 
 Kwargs = dict[str, Any]
-_DATA_DEPENDENT = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
 _MAX_BYTES = 2**26  # of copies: beyond this a trace should not compute for the sake of an error message
 
 
@@ -146,7 +145,7 @@ def with_eager_strides(executor: ValueExecutor, func: Any, args: Sequence[Any], 
 
     ``args`` and ``kwargs`` are the handles; a fresh handle has eager's strides, and no data yet.
     """
-    if not _DATA_DEPENDENT.isdisjoint(func.tags):
+    if is_data_dependent(func, args):
         return out  # data-dependent shapes, and tensors whose strides are their own
     with _same_random_numbers(func, args, kwargs):
         wanted = executor.on_handles(func, args, kwargs)

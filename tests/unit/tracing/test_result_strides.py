@@ -135,3 +135,16 @@ def test_of_a_view_that_an_earlier_capture_took() -> None:
     capture(silent, (torch.ones(7, requires_grad=True),))
     x = torch.ones(7)
     assert capture(viewed, (x,))(x).stride() == viewed(x).stride() == (7, 1)
+
+
+@pytest.mark.parametrize("remove", ["mutations", "mutations_and_views"])
+def test_of_an_index_into_a_view(remove: str) -> None:
+    """An index without a mask keeps the order of the dimensions that it does not index."""
+
+    def run(x: torch.Tensor, index: torch.Tensor) -> Any:
+        y = x.permute(2, 1, 0)
+        return y[index], y[:, index], y[:, :, index], y[index, :, index]
+
+    args = torch.randn(2, 4, 3), torch.tensor([0, 1])
+    ours, eager = capture(run, args, remove=remove)(*args), run(*args)
+    assert [one.stride() for one in ours] == [one.stride() for one in eager]
