@@ -210,6 +210,10 @@ def _like_first(x: Any, *parameters: Any) -> Any:
     return torch.empty_like(x)
 
 
+def _dropout_backward(gradient: Any, mask: Any, scale: float) -> Any:
+    return torch.mul(gradient, mask)
+
+
 METAS: Mapping[Any, Callable[..., Any]] = {  # each returns NotImplemented where torch's own is right
     **SPARSE_METAS,
     **CUDNN_METAS,
@@ -230,6 +234,7 @@ METAS: Mapping[Any, Callable[..., Any]] = {  # each returns NotImplemented where
     **dict.fromkeys((aten._ctc_loss.default, aten._ctc_loss.Tensor), _ctc_loss),
     **dict.fromkeys((aten._ctc_loss_backward.default, aten._ctc_loss_backward.Tensor), _ctc_loss_backward),
     aten.linalg_lstsq.default: _lstsq,
+    aten.native_dropout_backward.default: _dropout_backward,
     aten._pack_padded_sequence.default: _pack_padded_sequence,
     aten.fake_quantize_per_tensor_affine_cachemask.default: _fake_quantized,
     aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default: _fake_quantized,

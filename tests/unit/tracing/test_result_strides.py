@@ -48,6 +48,14 @@ def test_of_angles() -> None:
     assert [one.stride() for one in ours] == [one.stride() for one in eager]
 
 
+def test_of_gradients_through_dropout() -> None:
+    def run(gradient: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return torch.ops.aten.native_dropout_backward(gradient.mT, mask, 2.0)
+
+    args = torch.randn(3, 4), torch.rand(4, 3) > 0.5
+    assert capture(run, args)(*args).stride() == run(*args).stride()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_of_gradients_of_sums(dtype: torch.dtype) -> None:
     """The gradient of a sum is an expanded one."""
