@@ -49,7 +49,7 @@ def _hooks(capture: Capture) -> Iterator[str]:
         value = slot.found()
         if isinstance(value, torch.Tensor) and has_gradient_hooks(value):
             yield f"`{slot.path}` (with a hook on its gradient)"
-    modules = [value for value in capture.state.seen if isinstance(value, torch.nn.Module)]
+    modules = [value for value in capture.state.seen if issubclass(type(value), torch.nn.Module)]
     for module in modules:
         if has_backward_hooks(module):
             yield f"a {type(module).__name__} (with a hook on its backward)"

@@ -84,12 +84,19 @@ BY_ADDRESS = READS_BY_ADDRESS | VIEWS_BY_ADDRESS
 # The factors of a determinant are those of the transpose if the matrix is contiguous, and the backward checks the
 # strides of the matrix, not of the factors.
 FACTORS_BY_STRIDES = _overloads("_linalg_det", "_linalg_slogdet")
+# They refuse matrices whose rows, or columns if these are dense, do not begin at multiples of `ALIGNED_BYTES`.
+ALIGNED_BYTES = 16
+NEEDS_ALIGNED_ROWS = _overloads("_grouped_mm")
 # They trust that several arguments have the same strides, or how another result was computed. Found by running each
 # operator of torch's databases, and backwards, on arguments of other strides: its results changed, or it raised.
-TRUSTS_STRIDES = FACTORS_BY_STRIDES | _overloads(
-    *("native_group_norm", "native_group_norm_backward", "native_layer_norm_backward"),
-    *("adaptive_max_pool3d_backward", "fractional_max_pool2d_backward", "fractional_max_pool3d_backward"),
-    *("nll_loss2d_backward", "_pdist_forward", "_pdist_backward", "mkldnn_rnn_layer", "mkldnn_rnn_layer_backward"),
+TRUSTS_STRIDES = (
+    FACTORS_BY_STRIDES
+    | NEEDS_ALIGNED_ROWS
+    | _overloads(
+        *("native_group_norm", "native_group_norm_backward", "native_layer_norm_backward"),
+        *("adaptive_max_pool3d_backward", "fractional_max_pool2d_backward", "fractional_max_pool3d_backward"),
+        *("nll_loss2d_backward", "_pdist_forward", "_pdist_backward", "mkldnn_rnn_layer", "mkldnn_rnn_layer_backward"),
+    )
 )
 # They trust that the last dimension is dense, which the functions of torch check before they call them. It is dense in
 # a value if it is in the handle: the value is a copy, or a result of the same operator.

@@ -64,6 +64,24 @@ def test_grouped_matrix_products(left: Any, right: Any, turned: bool, offsets: A
     assert got.stride() == want.stride()
 
 
+@pytest.mark.parametrize("part", [slice(None), slice(1, 7)])
+@pytest.mark.parametrize("tokens", [5, 8])
+def test_gradients_of_grouped_matrix_products(part: slice, tokens: int) -> None:
+    """Copies of views have rows of any length; the kernel asks for rows of 16 bytes, as eager's transposes have."""
+    groups = torch.tensor([2, 3, tokens], dtype=torch.int32)
+
+    def run(x: Tensor, weight: Tensor) -> Tensor:
+        return torch.nn.functional.grouped_mm(x[:, part], weight[..., part].mT, offs=groups).sin().sum()
+
+    x, weight = torch.randn(tokens, 8, requires_grad=True), torch.randn(3, 4, 8, requires_grad=True)
+    want = torch.autograd.grad(run(x, weight), (x, weight))
+    for remove in ("mutations", "mutations_and_views"):
+        loss = capture(run, (x, weight), remove=remove)(x, weight)
+        torch.testing.assert_close(torch.autograd.grad(loss, (x, weight)), want)
+    with pytest.raises(RuntimeError, match="multiple of 16 bytes"):
+        capture(run, (x[:, :6].clone(), weight[..., :6].clone()))
+
+
 @pytest.mark.parametrize("size", [(), (3,), (2, 3)])
 @pytest.mark.parametrize("reduction", ["none", "mean"])
 def test_margin_losses_of_one_row_are_numbers(size: tuple[int, ...], reduction: str) -> None:

@@ -175,8 +175,9 @@ def _put_in_order(graph: Graph, names: Sequence[str]) -> None:
 def _save_bases(forward: GraphModule, backward: GraphModule, copies: Mapping[Any, Any], own: int) -> None:
     """Have the backward take the base of several saved views, and copy the views itself.
 
-    To save views along with their base costs nothing, but copies have memory of their own. ``own``: how many of the
-    forward's outputs are results; the rest is saved.
+    To save views along with their base costs nothing, but copies have memory of their own. A base that the backward
+    computes again is not saved: its views are small, or it would be. ``own``: how many of the forward's outputs are
+    results; the rest is saved.
     """
     computed = {node.name: node for node in forward.graph.nodes if node.op != "output"}
     taken = {node.name: node for node in _placeholders(backward)}
@@ -185,10 +186,12 @@ def _save_bases(forward: GraphModule, backward: GraphModule, copies: Mapping[Any
     kept = {name for name, chain in chains.items() if len(chain) == 1}
     first: Node = next(node for node in backward.graph.nodes if node.op != "placeholder")
     added, gone = list[Node](), set[str]()
+    again = {node.name for node in backward.graph.nodes if node.op != "placeholder"}
     made: dict[Node, Node] = {computed[name]: taken[name] for name in kept}
     for name, chain in chains.items():
         base = chain[0]
-        if len(chain) == 1 or (base.op != "placeholder" and base.name not in kept and bases.count(base) == 1):
+        is_alone = base.op != "placeholder" and base.name not in kept and bases.count(base) == 1
+        if len(chain) == 1 or is_alone or base.name in again:
             continue
         if base not in made:
             with backward.graph.inserting_before(next(iter(backward.graph.nodes))):

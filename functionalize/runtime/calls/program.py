@@ -17,10 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.compiler import is_dynamo_compiling
 from torch.export.graph_signature import ExportGraphSignature, OutputKind
 from torch.fx import Graph, GraphModule
 
 from functionalize._torch import in_forward_ad, in_functorch_transform
+from functionalize._torch.autograd import hidden_from_dynamo
 from functionalize._torch.subclasses.wrappers import part_at
 from functionalize.aliasing.geometry import Layout
 from functionalize.aliasing.history import AliasHistory
@@ -219,12 +221,15 @@ class CapturedProgram(Exports):
 
         For another grad mode, other inputs that require gradients, or Python state that leaves the graph as it is, the
         program is captured again, and the capture is kept. Other differences are refused, or captured with
-        ``on_guard_failure="recapture"``. While another program is captured, a call runs the original.
+        ``on_guard_failure="recapture"``. While another program is captured, a call runs the original. ``torch.compile``
+        leaves calls between its graphs.
 
         Raises:
             InputMismatchError: the program was captured for other inputs, or other modes of torch.
             RuntimeError: inside of ``torch.func.grad``, ``vmap`` or ``jvp``, which would not see through the call.
         """
+        if is_dynamo_compiling():
+            return _called_between_graphs(self, args, kwargs)
         returned = self._specializations.kept[0].fast_call(args, kwargs)
         if returned is not None:
             return returned
@@ -454,3 +459,9 @@ class CapturedProgram(Exports):
             for entry, mutation in named
             for op, _ in mutation.metadata + mutation.after
         ]
+
+
+@hidden_from_dynamo
+def _called_between_graphs(program: CapturedProgram, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """A call that Dynamo does not trace: it would trace how state is found and guarded, not what is computed."""
+    return program(*args, **kwargs)

@@ -51,7 +51,37 @@ def trusted(context: FunctionalizationContext, func: Any, args: Sequence[Any], k
     """Arguments of an op of `TRUSTS_STRIDES`, with values whose strides it may take for those of the handles."""
     if func in traits.FACTORS_BY_STRIDES:
         return (contiguous_alike(context, args[0]), *args[1:]), kwargs
+    if func in traits.NEEDS_ALIGNED_ROWS:
+        values: tuple[Any, Kwargs] = pytree.tree_map_only(
+            torch.Tensor, functools.partial(_with_aligned_rows, context), (tuple(args), kwargs)
+        )
+        return values
     return values_like_handles(context, args, kwargs)
+
+
+def _with_aligned_rows(context: FunctionalizationContext, handle: torch.Tensor) -> Value:
+    """A handle's value if it is no matrix or surely aligned; else a copy, dense along the rows if the handle is."""
+    value = context.value(handle)
+    if value.dim() < 2 or _has_aligned_rows(value):
+        return value
+    *_, down, across = handle.stride()
+    dense = value.dim() - (2 if type(down) is int and down == 1 and across != 1 else 1)
+    order = [dim for dim in range(value.dim()) if dim != dense] + [dense]
+    step = traits.ALIGNED_BYTES // value.itemsize
+    strides: list[Any] = [1] * value.dim()
+    strides[order[-2]] = -(-value.size(dense) // step) * step
+    for outer, inner in zip(reversed(order[:-2]), reversed(order[:-1]), strict=False):
+        strides[outer] = strides[inner] * value.size(inner)
+    options = {"dtype": value.dtype, "device": value.device}
+    unset = context.executor.call(aten.empty_strided.default, list(value.size()), strides, **options)
+    return context.executor.call(aten.copy.default, unset, value)
+
+
+def _has_aligned_rows(matrix: torch.Tensor) -> bool:
+    """Whether rows or columns are dense, and the next begins where kernels need it, whatever the sizes of a call."""
+    down, across = matrix.stride()[-2:]
+    leading = across if type(down) is int and down == 1 else down
+    return type(leading) is int and leading * matrix.itemsize % traits.ALIGNED_BYTES == 0
 
 
 def contiguous_alike(context: FunctionalizationContext, handle: torch.Tensor) -> Value:

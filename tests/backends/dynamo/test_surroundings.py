@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -214,6 +215,22 @@ def test_versions(f: Callable[..., Any], fullgraph: bool) -> None:
         before = x._version, y._version
         torch.testing.assert_close(compiled(x), f(y))
         assert x._version - before[0] == y._version - before[1]
+
+
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_a_captured_program_is_called_between_graphs(is_alone: bool) -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+    twin, x = copy.deepcopy(module), torch.randn(3, 2)
+    program = capture(module, (x,))
+    run = torch.compile(program if is_alone else lambda x: program(x + 1) * 2, backend="functionalize")
+    for _ in range(2):
+        ours, theirs = run(x), twin(x) if is_alone else twin(x + 1) * 2
+        torch.testing.assert_close(ours, theirs)
+        ours.square().sum().backward()
+        theirs.square().sum().backward()
+    torch.testing.assert_close(dict(module.named_buffers()), dict(twin.named_buffers()))
+    for mine, its in zip(module.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, its.grad)
 
 
 def test_the_version_of_an_input_is_refused() -> None:

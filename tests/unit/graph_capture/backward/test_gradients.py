@@ -971,6 +971,23 @@ def test_a_decoder_whose_layers_are_checkpointed() -> None:
         torch.testing.assert_close(got, want)
 
 
+def test_a_backward_takes_no_base_that_it_computes_again() -> None:
+    """Rotary embeddings of whole heads leave pieces without elements, which are saved; their base is not."""
+
+    def region(x: Tensor, weight: Tensor) -> Tensor:
+        heads = (x @ weight).view(x.size(0), 2, 4)
+        query, key = (torch.cat([head.sin(), head[:, 4:]], -1) for head in (heads[:, 0], heads[:, 1]))
+        return x + (query.t() @ key).sum()
+
+    def program(x: Tensor, weight: Tensor) -> Any:
+        x = checkpoint(region, x, weight, use_reentrant=False)
+        return checkpoint(region, torch.cat([x, x]), weight, use_reentrant=False).sum()
+
+    held = torch.randn(8, 8, requires_grad=True), torch.randn(8, 8, requires_grad=True)
+    wanted, gradients = (torch.autograd.grad(run(*held), held) for run in (program, capture(program, held)))
+    torch.testing.assert_close(gradients, wanted)
+
+
 def test_calls_in_a_checkpointed_region_are_captured_outside_of_it() -> None:
     layer = nn.Linear(3, 3)
     program = capture(lambda x: layer(x).sin(), (torch.ones(2, 3),), on_guard_failure="recapture")
