@@ -25,6 +25,7 @@ from functionalize.graph_capture.parallel_modules import FirstForward
 from functionalize.graph_capture.refusals.changed_lines import LineWanted
 from functionalize.graph_capture.refusals.leaks import Traced
 from functionalize.graph_capture.refusals.schedules import NumberRead
+from functionalize.graph_capture.refusals.torch_errors import is_bool_as_option
 from functionalize.graph_capture.request import CaptureRequest
 from functionalize.graph_capture.session import CaptureSession
 from functionalize.python_state.walk import is_module
@@ -198,7 +199,8 @@ def _captured(request: CaptureRequest) -> Capture:
         raise refusal from None
     except Exception as error:
         _empty_caches(traced)
-        if numbers is not None and numbers.converts and Conversions.count > converted and request.answers is None:
+        needs_plain = Conversions.count > converted or is_bool_as_option(error)
+        if numbers is not None and numbers.converts and needs_plain and request.answers is None:
             return numbers.without_conversions(partial(_captured, request))
         if not (numbers is not None and isinstance(error, UnsupportedProgramError) and numbers.give_up()):
             raise

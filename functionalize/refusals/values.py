@@ -70,7 +70,7 @@ BOOL_AS_OPTION = Refusal(
     hint="call bool() on the condition (which then becomes a branch on its value)",
     example="""
 def f(x): return x.sum(0, keepdim=x.sum().item() > 1)
-capture(f, (torch.ones(2),))
+capture(f, (torch.ones(2),), on_data="raise")
 """,
 )
 NUMBER_AS_PLAIN = Refusal(

@@ -90,6 +90,11 @@ def explained(error: Exception) -> UnsupportedProgramError | None:
     return None
 
 
+def is_bool_as_option(error: Exception) -> bool:
+    """Whether an error refuses a data-dependent condition as an option of an operator, or of another function."""
+    return str(error).startswith((BOOL_AS_OPTION.what, NUMBER_AS_PLAIN.what.format(kind="SymBool")))
+
+
 def replayed(error: Exception, reshaped: bool) -> UnsupportedProgramError | None:
     """The refusal for an error that autograd may have raised about views of a tensor whose metadata changed since.
 

@@ -32,7 +32,10 @@ _NUMBERS = (int, float, *SYMBOLS)
 
 
 class Conversions:
-    """Conversions of data-dependent numbers, for code that takes only plain numbers: to symbols, or by decisions."""
+    """Conversions of data-dependent numbers, for code that takes only plain numbers: to symbols, or by decisions.
+
+    Where they are decisions, comparisons are as well.
+    """
 
     count = 0  # of the conversions to symbols
     decide = False
@@ -54,6 +57,12 @@ def _integer(tensor: torch.Tensor) -> int:
         return torch.Tensor.__int__(tensor)
     number: Any = tensor.item()
     return int(math.trunc(number) if isinstance(number, torch.SymFloat) else number)
+
+
+def _item(tensor: torch.Tensor) -> Any:
+    """``tensor.item()``: of a bool it is a decision where comparisons are."""
+    number: Any = torch.Tensor.item(tensor)
+    return bool(number) if Conversions.decide and isinstance(number, torch.SymBool) else number
 
 
 def _boolean(input: torch.Tensor) -> bool:
@@ -306,6 +315,7 @@ def _matmul(call: Callable[..., Any]) -> Callable[..., Any]:
 _MATMULS = (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.Tensor.__rmatmul__, torch.linalg.matmul)
 DECOMPOSED: dict[Any, Callable[..., Any]] = {
     torch.Tensor.__int__: _integer,
+    torch.Tensor.item: _item,
     **dict.fromkeys((torch.Tensor.__bool__, torch.Tensor.is_nonzero, torch.is_nonzero), _boolean),
     torch.broadcast_tensors: _broadcast,
     torch.Tensor.__format__: formatted,

@@ -31,7 +31,7 @@ from functionalize.call_stack import is_of_program
 from functionalize.graph_capture.trace.numbers.texts import Texts
 from functionalize.patches import Patch
 from functionalize.python_state.ownership import is_library_file
-from functionalize.transform.functions.numbers import formatted
+from functionalize.transform.functions.numbers import Conversions, formatted
 
 CLASSES: dict[Any, type] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
 _ADDING: dict[str, Callable[..., Any]] = {name: getattr(operator, name) for name in ("add", "sub", "mul")}
@@ -75,6 +75,24 @@ def rows_for_methods(tracer: Any, environment: Any, texts: Texts, hashed: Hashed
             yield Patch(cls, name, partial(values.method, name, of_value))
         yield Patch(cls, "__eq__", partial(values.comparison, of_value))
         yield Patch.by(property(partial(_class_of, of_value)), cls, "__class__", shared=True)
+    if Conversions.decide:
+        yield from _rows_for_conditions()
+
+
+def _rows_for_conditions() -> Iterator[Patch]:
+    """Have the program's comparisons of numbers give plain bools, which options of operators must be."""
+    for cls in (torch.SymInt, torch.SymFloat):
+        for name in ("__eq__", "__ne__", *(f"__{name}__" for name in _COMPARING)):
+            yield Patch(cls, name, _decided)
+
+
+def _decided(method: Any) -> Any:
+    def compared(number: Any, other: Any) -> Any:
+        answer = method(number, other)
+        is_asked = isinstance(answer, torch.SymBool) and is_of_program(sys._getframe(1).f_code)
+        return bool(answer) if is_asked else answer
+
+    return compared
 
 
 def _class_of(of_value: type, number: Any) -> type:

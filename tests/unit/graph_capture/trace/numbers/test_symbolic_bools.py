@@ -102,3 +102,22 @@ def test_the_least_of_one_number(choose: Callable[..., Any]) -> None:
     assert follows(lambda x: choose((x.sum().item(),))) == 1
     with pytest.raises(UnsupportedProgramError, match="takes only plain Python numbers"):
         capture(lambda x: choose(x.sum().item()), (ONES,))
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda x: x.sum(0, keepdim=x.any().item()),
+        lambda x: x.sum(0, keepdim=0 < x.sum().item() < 5),
+        lambda x: x.sum(0, keepdim=(x.sum().item() != 1) & (x.max().item() == 1)),
+        lambda x: x.sort(descending=x.sum().item() > 1)[0],
+        lambda x: torch.nn.functional.dropout(x, 0.5, x.sum().item() > 100),
+    ],
+)
+def test_options_of_operators(run: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Options must be plain bools: a comparison that becomes one is a branch."""
+    inputs = [torch.tensor([1.0, 1.0]), torch.tensor([0.0, 0.0]), torch.tensor([4.0, 3.0])]
+    program = capture(run, (inputs[0],))
+    for x in inputs:
+        assert torch.equal(program(x), run(x))
+        assert program(x).shape == run(x).shape
