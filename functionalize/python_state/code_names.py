@@ -89,7 +89,7 @@ def variables(layers: Sequence[Any], functions: Iterable[Any]) -> Iterator[Named
 
 def _of_functions(functions: Iterable[Any]) -> Iterator[Named]:
     for function in functions:
-        if not (function.__module__ and root_of(function.__module__) == "torch"):
+        if root_of(function.__module__) != "torch":
             yield from _defaults(function)
             yield from _named(function)
 

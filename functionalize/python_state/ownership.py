@@ -14,9 +14,9 @@ _TORCH_AND_US = frozenset({"torch", "functionalize"})
 _STANDARD = frozenset({"builtins", *sys.builtin_module_names, *sys.stdlib_module_names})
 
 
-def root_of(name: str) -> str:
-    """The top-level package of a module name."""
-    return name.partition(".")[0]
+def root_of(name: object) -> str:
+    """The top-level package of a module name; a class or a function may call its module anything."""
+    return name.partition(".")[0] if isinstance(name, str) else ""
 
 
 @functools.cache

@@ -250,7 +250,7 @@ class Follower:
             self.code.decisive[id(cls), id(cls)] = cls.__qualname__, cls, ("forward",)
             self._follow(forward, _DEPTH)
 
-    def _follow_methods(self, methods: Methods, names: Iterable[str] = ()) -> None:
+    def _follow_methods(self, methods: Methods, names: Set[str] = frozenset()) -> None:
         """Follow the methods of a class; ``names``: methods of a module that may be called, besides ``forward``."""
         added = methods.further(names)
         for cls, guarded in methods.guarded.items():
