@@ -286,12 +286,24 @@ def _own_slots(cls: type) -> Iterator[str]:
             yield mangled
 
 
+@per_class
+def _dict_reader(cls: type) -> Callable[[Any], Any] | None:
+    """Python's own reader of the ``__dict__`` of a class's objects, whatever the class shows under this name."""
+    named = (vars(base).get("__dict__") for base in cls.__mro__)
+    return next((each.__get__ for each in named if isinstance(each, types.GetSetDescriptorType)), None)
+
+
+def dict_of(value: Any) -> Any:
+    """The ``__dict__`` of an object that nobody computes; None for an object without one."""
+    read = _dict_reader(type(value))
+    return None if read is None else read(value)
+
+
 def attributes_of(value: Any) -> Any:
     """The ``__dict__`` of an object, or None."""
-    try:
-        attributes = object.__getattribute__(value, "__dict__")
-    except AttributeError:
-        attributes = getattr(value, "__dict__", None)  # some built-in classes have an own one: threading.local
+    attributes = dict_of(value)
+    if attributes is None:
+        attributes = getattr(value, "__dict__", None)  # some built-in classes compute it: threading.local
     return attributes if isinstance(attributes, dict) else None
 
 

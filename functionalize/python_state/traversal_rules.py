@@ -127,7 +127,8 @@ def key_behind(key: Any) -> Any:
 
 def keys_of(container: Iterable[Any]) -> tuple[Any, ...]:
     """The keys of a dict, in order, to be compared: with identities for tensors, as these compare elementwise."""
-    return tuple(map(_compared, container))
+    keys = tuple(container)
+    return keys if PLAIN.issuperset(map(type, keys)) else tuple(map(_compared, keys))
 
 
 def _compared(key: Any) -> Any:

@@ -10,7 +10,7 @@ import enum
 import functools
 import types
 import weakref
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Set
 from typing import Any
 
 import torch
@@ -37,7 +37,6 @@ from functionalize.python_state.code_names import (
 from functionalize.python_state.containers import ABSENT, Variable, per_class, place_of, read
 from functionalize.python_state.methods import Methods, forward_of, functions_in
 from functionalize.python_state.ownership import is_installed, is_of_torch_or_python, is_own
-from functionalize.python_state.slots import ObjectSource
 from functionalize.python_state.traversal_rules import PLAIN, is_entered, of_proxy
 from functionalize.python_state.walk import TENSOR_TYPES, StateWalk, is_module
 from functionalize.runtime.calls.program import CapturedProgram
@@ -49,11 +48,10 @@ _BUILTINS = frozenset({"type", "id"})  # replaced in a program's functions while
 _ASKED = _BUILTINS | {"FakeTensor", "Parameter", "Buffer"}  # names by which functions distinguish tensors
 _OF_MEMBERS = frozenset({"_name_", "_value_", "__objclass__", "_sort_order_"})  # of any enumeration
 _OF_FUNCTIONS = ("__code__", "__defaults__", "__kwdefaults__")  # what a function does depends on these
-_ASSIGNABLE = 1 << 9  # the flag of classes that a program can give an object instead of its own
 
 
 def python_guards_of(state: StateWalk, code: Iterable[Code]) -> PythonGuards:
-    """Guards on what a program with this state may branch on; ``code``: objects whose attributes choose its code."""
+    """Guards on what a program with this state may branch on; ``code``: what decides which code runs."""
     guards = PythonGuards([source for slot, source in state.entered.items() if slot.steps])
     entered = {*map(id, state.seen), *state.containers}
     for source in state.objects:
@@ -76,8 +74,8 @@ class ProgramCode:
         self.asking: dict[str, dict[int, Any]] = {
             name: {} for name in _ASKED
         }  # by name, the globals of functions that use it
-        # Paths, objects and attributes on which it depends which code runs.
-        self.decisive: dict[tuple[int, int], tuple[str, Any, tuple[str, ...]]] = {}
+        # On what it depends which code runs: by function, or by class and base class.
+        self.decisive: dict[tuple[int, int], Code] = {}
         self.converting: dict[int, Any] = {}  # functions that may call `float` or `int`, by identity
         self.converts = True  # whether these, and slices, return symbols
 
@@ -98,7 +96,7 @@ class ProgramCode:
             self.converting[id(function)] = function
         if is_own(function.__module__ or ""):
             self.catches = self.catches or catches(code)
-            self.decisive[id(function), 0] = function.__qualname__, function, _OF_FUNCTIONS
+            self.decisive[id(function), 0] = Code.of(function.__qualname__, function, _OF_FUNCTIONS)
         return names
 
 
@@ -247,14 +245,14 @@ class Follower:
         """Follow the method of a library's class."""
         forward = forward_of(cls)
         if forward is not None:
-            self.code.decisive[id(cls), id(cls)] = cls.__qualname__, cls, ("forward",)
+            self.code.decisive[id(cls), id(cls)] = Code.of(cls.__qualname__, cls, ("forward",))
             self._follow(forward, _DEPTH)
 
     def _follow_methods(self, methods: Methods, names: Set[str] = frozenset()) -> None:
         """Follow the methods of a class; ``names``: methods of a module that may be called, besides ``forward``."""
         added = methods.further(names)
         for cls, guarded in methods.guarded.items():
-            self.code.decisive[id(methods.kind), id(cls)] = cls.__qualname__, cls, tuple(guarded)
+            self.code.decisive[id(methods.kind), id(cls)] = Code.of(cls.__qualname__, cls, tuple(guarded))
         for _, method in added:
             for function in functions_in(method):
                 self._follow(function, _DEPTH)
@@ -325,15 +323,9 @@ class Follower:
                 self._follow(value, depth - 1)
 
     @property
-    def decisive(self) -> Iterator[Code]:
-        """Paths, objects and names of attributes on which it depends which code the program runs."""
-        for source in self._state.objects:
-            value = source.value
-            if type(value).__flags__ & _ASSIGNABLE and not isinstance(value, type):
-                path = self._state.modules.get(id(value)) or (source.slots[-1].path if source.slots else "")
-                yield path, source, ("__class__",)
-        for path, value, names in self.code.decisive.values():
-            yield path, ObjectSource(value), names
+    def decisive(self) -> Iterable[Code]:
+        """The attributes of functions and classes on which it depends which code the program runs."""
+        return self.code.decisive.values()
 
     def _walk(self, name: str, container: Any, key: Any) -> Any:
         """Walk a variable. Returns its value, or the object behind that."""

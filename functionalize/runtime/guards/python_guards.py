@@ -60,6 +60,7 @@ from functionalize.runtime.outputs.side_effects import SideEffect
 
 _OF_ALL_MODULES = ("training", *HOOKS_OF_MODULES)
 _OF_MODULES = ATTRIBUTES_OF_MODULES.difference(_OF_ALL_MODULES)
+_ASSIGNABLE = 1 << 9  # the flag of classes that a program can give an object instead of its own
 LENGTH = object()  # in the place of a key: how many entries a container has
 ORDER = object()  # likewise: its keys, in order
 _NEVER_CHANGED = {Comparison.VALUE, Comparison.EQUALITY, Comparison.IDENTITY}  # to a program, these never change inside
@@ -70,7 +71,30 @@ _CHANGES_IT = (
 )
 
 
-Code = tuple[str, ObjectSource, tuple[str, ...]]  # what decides which code runs: path, owner and names of attributes
+class Code(NamedTuple):
+    """What decides which code runs: attributes of a function or a class, or the class of an object."""
+
+    path: str
+    owner: ObjectSource
+    names: tuple[str, ...]
+    values: tuple[Any, ...]  # of the attributes
+
+    @classmethod
+    def of(cls, path: str, value: Any, names: tuple[str, ...]) -> Code:
+        """Attributes of a function or a class, as they are now."""
+        return cls(path, ObjectSource(value), names, code_now(value, names))
+
+    def now(self) -> Code:
+        """The same attributes, as they are now."""
+        return Code(self.path, self.owner, self.names, code_now(self.owner.value, self.names))
+
+    def guards(self, memo: dict[int, Any]) -> Iterator[PythonGuard]:
+        """``memo``: of :func:`frozen`, with what values held that may hold something else by now."""
+        path, owner, names, values = self
+        source = ContainerSource(CodeOf(owner.value, names), path, weakref.ref(owner))
+        owner.containers.append(source)
+        for name, value in zip(names, values, strict=True):
+            yield _guard(("", joined(path, name), source, name, value, frozen(value, memo)))
 
 
 class _Same:
@@ -155,7 +179,7 @@ class PythonGuard(NamedTuple):
     def _state_error(self, now: Any) -> Callable[..., StateMismatchError]:
         is_reordered = self.key is ORDER and set(now) == set(self.content)
         owner = self.source.owner
-        is_of_wrapper = owner is not None and type(owner.value).__module__.startswith(_WRAPPERS)
+        is_of_wrapper = owner is not None and str(type(owner.value).__module__).startswith(_WRAPPERS)
         return partial(StateMismatchError, is_option=not (is_reordered or is_of_wrapper))
 
 
@@ -193,15 +217,13 @@ def _of_order(source: ContainerSource, keys: tuple[Any, ...]) -> PythonGuard:
     return _guard(("", f"list({source.path or 'the module'})", source, ORDER, keys, keys))
 
 
-def _of_code(
-    code: Sequence[Code], taken: Sequence[tuple[Any, ...]], contents: Mapping[int, Any]
-) -> Iterator[PythonGuard]:
-    """Guards on code; ``taken``: the values of its attributes; ``contents``: by the values' identities."""
-    for (path, owner, names), values in zip(code, taken, strict=True):
-        source = ContainerSource(CodeOf(owner.value, names), path, weakref.ref(owner))
-        owner.containers.append(source)
-        for name, value in zip(names, values, strict=True):
-            yield _guard(("", joined(path, name), source, name, value, contents[id(value)]))
+def _classes_of(state: StateWalk) -> Iterator[Code]:
+    """The classes of objects to which a program can give another one."""
+    for source in state.objects:
+        value = source.value
+        if type(value).__flags__ & _ASSIGNABLE and not isinstance(value, type):
+            path = state.modules.get(id(value)) or (source.slots[-1].path if source.slots else "")
+            yield Code(path, source, ("__class__",), (value.__class__,))
 
 
 class PythonGuards(GuardKind):
@@ -209,7 +231,7 @@ class PythonGuards(GuardKind):
 
     def __init__(self, in_tuples: Sequence[ObjectSource] = ()) -> None:
         """``in_tuples``: objects in tuples, whose content has guards of its own."""
-        self.code: list[Code] = []
+        self.code: Sequence[Code] = ()  # of functions and classes
         self._rows: list[PythonGuard] = []
         self._later: list[Callable[[], Iterable[PythonGuard]]] | None = []  # give the rows; None once these are made
         self._in_tuples = in_tuples
@@ -284,21 +306,21 @@ class PythonGuards(GuardKind):
         self._add(module.guards)
 
     def add_code(self, code: Iterable[Code]) -> None:
-        """Add guards on attributes of functions, classes and objects that decide which code runs."""
-        self.code += code
-        taken = [code_now(owner.value, names) for _, owner, names in self.code]
-        contents = dict[int, Any]()  # by the identities of values, which `taken` holds: many objects have one class
-        for (path, owner, names), values in zip(self.code, taken, strict=True):
+        """Add guards on attributes of functions and classes that decide which code runs."""
+        self.code = [*code]
+        for path, owner, names, values in self.code:
             for name, value in zip(names, values, strict=True):
-                if id(value) not in contents:
-                    content = contents[id(value)] = frozen(value, self._memo)
-                    if type(content) is Content and not is_constant(value):  # the defaults of a function
-                        source = ContainerSource(CodeOf(owner.value, names), path)
-                        self._holding.append(_guard(("", joined(path, name), source, name, value, content)))
-        self._add(lambda: _of_code(self.code, taken, contents))
+                content = frozen(value, self._memo)
+                if type(content) is Content and not is_constant(value):  # the defaults of a function
+                    source = ContainerSource(CodeOf(owner.value, names), path)
+                    self._holding.append(_guard(("", joined(path, name), source, name, value, content)))
+        self._add_code(self.code)
+
+    def _add_code(self, code: Iterable[Code]) -> None:
+        self._add(lambda: (row for each in code for row in each.guards(self._memo)))
 
     def add_structure(self, state: StateWalk) -> None:
-        """Add guards on which objects are in which slots, on the lengths of containers, and on the order of dicts."""
+        """Add guards on which objects are in which slots, their classes, lengths of containers, and orders of dicts."""
         rows = list[PythonGuard]()
         for slot, held in state.entered.items():
             source, key = _place_of(slot) if type(slot.source.container) is Variable else (slot.source, slot.key)
@@ -312,6 +334,7 @@ class PythonGuards(GuardKind):
         self._add(lambda: map(_of_length, sized, lengths))
         ordered = [(source, keys_of(source.container)) for source in sized if source.is_ordered]
         self._add(lambda: starmap(_of_order, ordered))
+        self._add_code([*_classes_of(state)])
 
     def changed_inside(self) -> PythonGuard | None:
         """The first guard whose value has changed inside since it was taken, if any."""
