@@ -55,6 +55,7 @@ def is_library_file(file: str) -> bool:
     return _is_in_packages(file) or file.startswith(_OF_PYTHON)
 
 
+@functools.cache
 def is_of_python(file: str) -> bool:
     """Whether a file is of the standard library."""
     return file.startswith(_OF_PYTHON) and not _is_in_packages(file)

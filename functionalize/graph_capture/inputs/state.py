@@ -11,7 +11,7 @@ import functools
 import types
 import weakref
 from collections.abc import Iterable, Set
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.hooks import RemovableHandle
@@ -88,11 +88,11 @@ class ProgramCode:
         """Record a function that the program may run. Returns what its code does by names."""
         code = function.__code__
         self.all.add(code)
-        names = names_in(code)
-        self.names |= names.unordered
-        for name in _asked_in(code):
+        names, asked, converts = _traits_of(code)
+        self.names.update(names.all)
+        for name in asked:
             self.asking[name][id(function.__globals__)] = function.__globals__
-        if _converts(code) and not is_of_torch_or_python(str(function.__module__)):
+        if converts and not is_of_torch_or_python(str(function.__module__)):
             self.converting[id(function)] = function
         if is_own(function.__module__ or ""):
             self.catches = self.catches or catches(code)
@@ -100,18 +100,20 @@ class ProgramCode:
         return names
 
 
+class _Traits(NamedTuple):
+    """What code does that matters to a capture, whichever function has it."""
+
+    names: Names
+    asked: Set[str]  # the names by which it distinguishes tensors
+    converts: bool  # whether it may call `float` or `int`, or write numbers into a text
+
+
 @functools.lru_cache(maxsize=1 << 12)
-def _asked_in(code: types.CodeType) -> Set[str]:
-    """The names in code by which it distinguishes tensors."""
+def _traits_of(code: types.CodeType) -> _Traits:
     names = names_in(code)
-    return _BUILTINS.intersection(names.loaded) | (_ASKED - _BUILTINS).intersection(names.all)
-
-
-@functools.lru_cache(maxsize=1 << 12)
-def _converts(code: types.CodeType) -> bool:
-    """Whether code may call `float` or `int`, or write numbers into a text."""
-    calls = not CONVERSIONS.keys().isdisjoint(names_in(code).loaded)
-    return calls or any(isinstance(constant, str) and "%" in constant for constant in code.co_consts)
+    asked = _BUILTINS.intersection(names.loaded) | (_ASKED - _BUILTINS).intersection(names.all)
+    writes = any(isinstance(constant, str) and "%" in constant for constant in code.co_consts)
+    return _Traits(names, asked, writes or not CONVERSIONS.keys().isdisjoint(names.loaded))
 
 
 class Follower:
