@@ -193,7 +193,8 @@ class _Module(NamedTuple):
     path: str
     source: ContainerSource  # of its `__dict__`
     content: dict[str, Any]  # a copy of that
-    rows: dict[str, list[PythonGuard]]  # of attributes that are neither constants nor empty dicts of hooks
+    entered: Container[int]  # the identities of objects and containers that have guards of their own
+    rows: dict[str, PythonGuard]  # of its own attributes that are not constants
 
     def guards(self) -> Iterator[PythonGuard]:
         """Guards on whether it trains, its hooks, and its own attributes."""
@@ -204,9 +205,15 @@ class _Module(NamedTuple):
             if is_constant(value):
                 yield _guard((path, name, source, name, value, frozen(value, {})))
             elif name in rows:
-                yield from rows[name]
-            elif name in HOOKS_OF_MODULES:
-                yield _guard((path, name, source, name, value, EMPTY[type(value)]))
+                yield rows[name]
+            elif name in _OF_ALL_MODULES and not (id(value) in self.entered or isinstance(value, torch.Tensor)):
+                content = EMPTY[type(value)] if type(value) in EMPTY else frozen(value, {})  # hooks were empty
+                yield _guard((path, name, source, name, value, content))
+
+    @property
+    def has_new_hooks(self) -> bool:
+        """Whether a dict of hooks was empty and no longer is."""
+        return any(id(hooks) not in self.entered for hooks in hooks_in(self.content))
 
 
 def _of_length(source: ContainerSource, length: int) -> PythonGuard:
@@ -239,7 +246,6 @@ class PythonGuards(GuardKind):
         self._seen: set[tuple[int, Any]] = set()
         self._modules: dict[int, _Module] = {}  # by the identities of their `__dict__`
         self._holding: list[PythonGuard] = []  # of values that hold others
-        self._empty: list[Any] = []  # the empty dicts of hooks
 
     @property
     def rows(self) -> list[PythonGuard]:
@@ -271,21 +277,22 @@ class PythonGuards(GuardKind):
         """Add guards on the current values of slots."""
         rows = list[PythonGuard]()
         for slot in slots:
-            source, key = _place_of(slot) if type(slot.source.container) is Variable else (slot.source, slot.key)
-            container = source.container
-            place = id(container), key
+            source, key = _place_of(slot)
+            place = id(source.container), key
             if place in self._seen:
                 continue
             self._seen.add(place)
-            value, module = read(container, key), self._modules.get(place[0])
+            value, module = read(source.container, key), self._modules.get(place[0])
             if module is None:
                 rows.append(self._row("", slot.path, source, key, value))
             else:
-                module.rows[key] = [self._row(module.path, key, module.source, key, value)]
+                module.rows[key] = self._row(module.path, key, module.source, key, value)
         self._add(lambda: rows)
 
     def _row(self, owner: str, name: str, source: ContainerSource, key: Any, value: Any) -> PythonGuard:
-        row = _guard((owner, name, source, key, value, value if type(value) in PLAIN else frozen(value, self._memo)))
+        if type(value) in PLAIN:
+            return _guard((owner, name, source, key, value, value))
+        row = _guard((owner, name, source, key, value, frozen(value, self._memo)))
         if not is_constant(value):
             self._holding.append(row)
         return row
@@ -293,16 +300,7 @@ class PythonGuards(GuardKind):
     def add_module(self, path: str, attributes: ContainerSource, entered: Container[int]) -> None:
         """Add guards on a module: whether it trains, its hooks, its plain attributes; others are added as slots."""
         content = attributes.container
-        module = self._modules[id(content)] = _Module(path, attributes, content.copy(), {})
-        for name in _OF_ALL_MODULES:
-            value = content.get(name)
-            cls = type(value)
-            if id(value) in entered or issubclass(cls, torch.Tensor):
-                module.rows[name] = []
-            elif cls in EMPTY and not value:
-                self._empty.append(value)
-            elif cls not in PLAIN:
-                module.rows[name] = [self._row(path, name, attributes, name, value)]
+        module = self._modules[id(content)] = _Module(path, attributes, content.copy(), entered, {})
         self._add(module.guards)
 
     def add_code(self, code: Iterable[Code]) -> None:
@@ -323,22 +321,23 @@ class PythonGuards(GuardKind):
         """Add guards on which objects are in which slots, their classes, lengths of containers, and orders of dicts."""
         rows = list[PythonGuard]()
         for slot, held in state.entered.items():
-            source, key = _place_of(slot) if type(slot.source.container) is Variable else (slot.source, slot.key)
+            source, key = _place_of(slot)
             if slot.steps:
                 rows.append(self._row("", slot.path, source, key, read(source.container, key)))
             else:
                 rows.append(_guard(("", slot.path, source, key, held.value, held)))
         self._add(lambda: rows)
         sized = [source for source in state.containers.values() if type(source.container) is not Variable]
-        lengths = [len(source.container) for source in sized]
-        self._add(lambda: map(_of_length, sized, lengths))
+        lengths = [(source, len(source.container)) for source in sized]
+        self._add(lambda: starmap(_of_length, lengths))
         ordered = [(source, keys_of(source.container)) for source in sized if source.is_ordered]
         self._add(lambda: starmap(_of_order, ordered))
         self._add_code([*_classes_of(state)])
 
     def changed_inside(self) -> PythonGuard | None:
         """The first guard whose value has changed inside since it was taken, if any."""
-        rows, memo = self._holding if self._later is not None and not any(self._empty) else self.rows, self.memo()
+        hooked = any(module.has_new_hooks for module in self._modules.values())
+        rows, memo = self._holding if self._later is not None and not hooked else self.rows, self.memo()
         is_changed = any(row.has_changed_inside(memo) for row in rows)
         return next((row for row in self.rows if row.has_changed_inside(memo)), None) if is_changed else None
 
@@ -565,5 +564,8 @@ def changed_containers(metadata: ProgramMetadata, state: StateWalk) -> set[int]:
 
 def _place_of(slot: Slot) -> tuple[ContainerSource, Any]:
     """The container and key of a slot's value: for a variable of a function, its cell or the globals."""
-    container, key = place_of(slot.container, slot.key)
-    return slot.source if container is slot.container else ContainerSource(container, slot.path), key
+    source = slot.source
+    if type(source.container) is not Variable:
+        return source, slot.key
+    container, key = source.container.place
+    return ContainerSource(container, slot.path), key
