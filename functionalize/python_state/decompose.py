@@ -17,6 +17,7 @@ import copyreg
 import enum
 import struct
 import sys
+import threading
 import types
 import warnings
 import weakref
@@ -289,6 +290,8 @@ def _own_slots(cls: type) -> Iterator[str]:
 @per_class
 def _dict_reader(cls: type) -> Callable[[Any], Any] | None:
     """Python's own reader of the ``__dict__`` of a class's objects, whatever the class shows under this name."""
+    if issubclass(cls, threading.local):  # each thread has another one, which this reader does not know
+        return None
     named = (vars(base).get("__dict__") for base in cls.__mro__)
     return next((each.__get__ for each in named if isinstance(each, types.GetSetDescriptorType)), None)
 

@@ -28,15 +28,15 @@ def is_own(name: object) -> bool:
 
 
 @functools.cache
-def is_of_torch_or_python(name: str) -> bool:
+def is_of_torch_or_python(name: object) -> bool:
     """Whether a module name is of torch, of this package, or of Python."""
     root = root_of(name)
     return root in _STANDARD or root in _TORCH_AND_US
 
 
-def is_internal(name: str) -> bool:
+def is_internal(name: object) -> bool:
     """Whether a module keeps no state of programs: it is of Python, of this package, or private in torch."""
-    root, _, rest = name.partition(".")
+    root, _, rest = str(name).partition(".")
     return root in sys.stdlib_module_names or root == "functionalize" or (root == "torch" and rest.startswith("_"))
 
 

@@ -92,7 +92,7 @@ class ProgramCode:
         self.names.update(names.all)
         for name in asked:
             self.asking[name][id(function.__globals__)] = function.__globals__
-        if converts and not is_of_torch_or_python(str(function.__module__)):
+        if converts and not is_of_torch_or_python(function.__module__):
             self.converting[id(function)] = function
         if is_own(function.__module__ or ""):
             self.catches = self.catches or catches(code)
