@@ -314,9 +314,6 @@ def read(container: Container, key: Any) -> Any:
     """The current value of an entry, or ``ABSENT``; a cell has one entry, whatever the key."""
     if type(container) is dict:  # most are
         return container.get(key, ABSENT)
-    if type(container) in _VIEWS_OF_ITEMS:
-        items = container.get()
-        return items[key] if key < len(items) else ABSENT
     if isinstance(container, types.CellType):
         return cell_content(container)
     if isinstance(container, dict):

@@ -71,9 +71,8 @@ class ProgramCode:
         self.all: set[types.CodeType] = set()  # of the functions
         self.names: set[str] = set()  # in that code
         self.catches = False  # whether code of the program's own catches errors
-        self.asking: dict[str, dict[int, Any]] = {
-            name: {} for name in _ASKED
-        }  # by name, the globals of functions that use it
+        # By name, the globals of functions that use it.
+        self.asking: dict[str, dict[int, Any]] = {name: {} for name in _ASKED}
         # On what it depends which code runs: by function, or by class and base class.
         self.decisive: dict[tuple[int, int], Code] = {}
         self.converting: dict[int, Any] = {}  # functions that may call `float` or `int`, by identity
@@ -146,9 +145,7 @@ class Follower:
         for value in arguments.seen:
             self._follow_object(value)
         for slot in arguments.tensors:
-            tensor = slot.get()
-            if type(tensor) not in TENSOR_TYPES:
-                self._name_class(tensor)
+            self._name_class(type(slot.get()))
         self.follow_found()
 
     def is_log(self, container: Any) -> bool:
@@ -162,7 +159,7 @@ class Follower:
             count = len(self.code.all)
             self._follow_objects()
             for path, module in self._held.items():
-                for variable in [*variables_of_module(module, path, [*self.code.names], set())]:
+                for variable in variables_of_module(module, path, [*self.code.names], set()):
                     self._follow_variable(variable, True, _DEPTH - 1)
             for methods in [*self._modules]:
                 self._follow_methods(methods, self.code.names)
@@ -205,8 +202,7 @@ class Follower:
             self._held[path] = value
         elif isinstance(value, CapturedProgram):  # it runs its original while another program is captured
             self._state.walk(vars(value), "original", path)
-        cls = value if isinstance(value, type) else type(value)
-        self._named |= {cls} if is_own(cls.__module__) else set()
+        self._name_class(value if isinstance(value, type) else type(value))
 
     def _open_hooks(self) -> None:
         """Enter the hooks of newly found tensors if the program runs them; watch them if not: it may remove some."""
@@ -216,7 +212,7 @@ class Follower:
             tensor = slot.get()
             self._open_attributes(tensor, slot.path)
             if type(tensor) not in TENSOR_TYPES:
-                self._name_class(tensor)
+                self._name_class(type(tensor))
             for hooks in gradient_hooks(tensor):
                 (self._state.open if self._hooked else self._state.watch)(hooks, f"{slot.path}: hooks")
 
@@ -225,9 +221,10 @@ class Follower:
         for name in tensors_given_to(tensor):
             self._state.walk(vars(tensor), name, f"{path}.{name}")
 
-    def _name_class(self, tensor: torch.Tensor) -> None:
-        """Follow the class of a tensor if it is of the program's own: it has operators."""
-        self._named |= {type(tensor)} if is_own(type(tensor).__module__) else set()
+    def _name_class(self, cls: type) -> None:
+        """Follow a class if it is of the program's own, such as that of a tensor: it has operators."""
+        if is_own(cls.__module__):
+            self._named.add(cls)
 
     def _follow_class(self, cls: type) -> None:
         if cls not in self._kinds:
@@ -318,7 +315,7 @@ class Follower:
             self._open_owner(value, name)
         owner = value.__self__ if isinstance(value, types.BuiltinFunctionType) else value  # of a method in C
         if isinstance(owner, type):
-            self._named |= {owner} if is_own(owner.__module__) else set()
+            self._name_class(owner)
         elif isinstance(value, FUNCTIONS):
             self._whole = self._whole and depth > 0
             if depth:

@@ -89,7 +89,7 @@ class Code(NamedTuple):
         return Code(self.path, self.owner, self.names, code_now(self.owner.value, self.names))
 
     def guards(self, memo: dict[int, Any]) -> Iterator[PythonGuard]:
-        """``memo``: of :func:`frozen`, with what values held that may hold something else by now."""
+        """Guards on them; ``memo``: of :func:`frozen`."""
         path, owner, names, values = self
         source = ContainerSource(CodeOf(owner.value, names), path, weakref.ref(owner))
         owner.containers.append(source)
@@ -210,18 +210,10 @@ class _Module(NamedTuple):
                 content = EMPTY[type(value)] if type(value) in EMPTY else frozen(value, {})  # hooks were empty
                 yield _guard((path, name, source, name, value, content))
 
-    @property
-    def has_new_hooks(self) -> bool:
-        """Whether a dict of hooks was empty and no longer is."""
-        return any(id(hooks) not in self.entered for hooks in hooks_in(self.content))
 
-
-def _of_length(source: ContainerSource, length: int) -> PythonGuard:
-    return _guard(("", f"len({source.path or 'the module'})", source, LENGTH, length, length))
-
-
-def _of_order(source: ContainerSource, keys: tuple[Any, ...]) -> PythonGuard:
-    return _guard(("", f"list({source.path or 'the module'})", source, ORDER, keys, keys))
+def _of_whole(call: str, key: object, source: ContainerSource, value: Any) -> PythonGuard:
+    """The guard on what the call of a function says of a container: its length, or its keys."""
+    return _guard(("", f"{call}({source.path or 'the module'})", source, key, value, value))
 
 
 def _classes_of(state: StateWalk) -> Iterator[Code]:
@@ -306,16 +298,9 @@ class PythonGuards(GuardKind):
     def add_code(self, code: Iterable[Code]) -> None:
         """Add guards on attributes of functions and classes that decide which code runs."""
         self.code = [*code]
-        for path, owner, names, values in self.code:
-            for name, value in zip(names, values, strict=True):
-                content = frozen(value, self._memo)
-                if type(content) is Content and not is_constant(value):  # the defaults of a function
-                    source = ContainerSource(CodeOf(owner.value, names), path)
-                    self._holding.append(_guard(("", joined(path, name), source, name, value, content)))
-        self._add_code(self.code)
-
-    def _add_code(self, code: Iterable[Code]) -> None:
-        self._add(lambda: (row for each in code for row in each.guards(self._memo)))
+        rows = [row for each in self.code for row in each.guards(self._memo)]
+        self._holding += rows  # the defaults of functions
+        self._add(lambda: rows)
 
     def add_structure(self, state: StateWalk) -> None:
         """Add guards on which objects are in which slots, their classes, lengths of containers, and orders of dicts."""
@@ -329,14 +314,16 @@ class PythonGuards(GuardKind):
         self._add(lambda: rows)
         sized = [source for source in state.containers.values() if type(source.container) is not Variable]
         lengths = [(source, len(source.container)) for source in sized]
-        self._add(lambda: starmap(_of_length, lengths))
+        self._add(lambda: starmap(partial(_of_whole, "len", LENGTH), lengths))
         ordered = [(source, keys_of(source.container)) for source in sized if source.is_ordered]
-        self._add(lambda: starmap(_of_order, ordered))
-        self._add_code([*_classes_of(state)])
+        self._add(lambda: starmap(partial(_of_whole, "list", ORDER), ordered))
+        classes = [*_classes_of(state)]
+        self._add(lambda: (row for each in classes for row in each.guards({})))
 
     def changed_inside(self) -> PythonGuard | None:
         """The first guard whose value has changed inside since it was taken, if any."""
-        hooked = any(module.has_new_hooks for module in self._modules.values())
+        modules = self._modules.values()
+        hooked = any(id(hooks) not in module.entered for module in modules for hooks in hooks_in(module.content))
         rows, memo = self._holding if self._later is not None and not hooked else self.rows, self.memo()
         is_changed = any(row.has_changed_inside(memo) for row in rows)
         return next((row for row in self.rows if row.has_changed_inside(memo)), None) if is_changed else None
