@@ -35,12 +35,13 @@ from functionalize.python_state.code_names import (
     variables_of_module,
 )
 from functionalize.python_state.containers import ABSENT, Variable, per_class, place_of, read
+from functionalize.python_state.decompose import hooks_in
 from functionalize.python_state.methods import Methods, forward_of, functions_in
 from functionalize.python_state.ownership import is_installed, is_of_torch_or_python, is_own
 from functionalize.python_state.traversal_rules import PLAIN, is_entered, of_proxy
 from functionalize.python_state.walk import TENSOR_TYPES, StateWalk, is_module
 from functionalize.runtime.calls.program import CapturedProgram
-from functionalize.runtime.guards.python_guards import Code, PythonGuards, hooks_of
+from functionalize.runtime.guards.python_guards import Code, PythonGuards
 
 _CODE = (*FUNCTIONS, *METHODS_IN_C, type)
 _DEPTH = 4  # how far functions that call functions are followed
@@ -185,8 +186,9 @@ class Follower:
         if cls not in self._kinds and not isinstance(value, type):
             self._follow_class(cls)
         if is_module(value):
-            for hook in hooks_of(value):
-                self._follow(hook, _DEPTH)
+            for hooks in hooks_in(value.__dict__):
+                for hook in [*hooks.values()]:
+                    self._follow(hook, _DEPTH)
         elif isinstance(value, RemovableHandle):
             for hooks in hooks_behind(value):
                 self._state.watch(hooks, "a hook's handle")

@@ -111,11 +111,6 @@ class _Same:
         return f"the same as `{self._other.path}`"
 
 
-def hooks_of(module: torch.nn.Module) -> list[Any]:
-    """The hooks that a module runs."""
-    return [hook for hooks in hooks_in(module.__dict__) for hook in hooks.values()]
-
-
 def is_numbers(value: Any) -> bool:
     """Whether a value is a number, or a list of numbers."""
     items = value if type(value) is list else [value]
