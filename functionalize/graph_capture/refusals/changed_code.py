@@ -25,6 +25,8 @@ from functionalize.refusals.python_objects import CODE_CHANGED
 from functionalize.runtime.guards.python_guards import Code, PythonGuards
 from functionalize.uninterrupted import uninterrupted
 
+_BUILT_IN = frozenset(CONTAINERS)  # objects of these classes keep their class, and have no `__dict__`
+
 
 @dataclass(frozen=True, eq=False)
 class _Changed:
@@ -78,7 +80,7 @@ def code_put_back(guards: PythonGuards, *states: StateWalk) -> Iterator[None]:
     Raises:
         UnsupportedProgramError: the program changed code.
     """
-    sources = [source for state in states for source in state.objects if type(source.value) not in CONTAINERS]
+    sources = [source for state in states for source in state.objects if type(source.value) not in _BUILT_IN]
     bodies = [_Body.of(source) for source in sources if not isinstance(source.value, type)]
     code, changed = [each.now() for each in guards.code], list[_Changed]()
     owners = [each.owner.value for each in code if isinstance(each.owner.value, type)]
