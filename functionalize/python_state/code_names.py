@@ -89,7 +89,7 @@ def variables(layers: Sequence[Any], functions: Iterable[Any]) -> Iterator[Named
 
 def _of_functions(functions: Iterable[Any]) -> Iterator[Named]:
     for function in functions:
-        if not (function.__module__ and root_of(function.__module__) == "torch"):
+        if root_of(function.__module__) != "torch":
             yield from _defaults(function)
             yield from _named(function)
 
@@ -97,12 +97,12 @@ def _of_functions(functions: Iterable[Any]) -> Iterator[Named]:
 def _named(func: Any) -> list[Named]:
     """A function's closure variables, its globals, and variables of modules that it names."""
     code, space = func.__code__, func.__globals__
-    closed = dict(zip(code.co_freevars, func.__closure__ or (), strict=False))
+    closed = dict(zip(code.co_freevars, func.__closure__, strict=False)) if func.__closure__ else {}
     named: list[Named] = [(name, Variable(cell, None), 0) for name, cell in closed.items()]
     if is_of_python(code.co_filename):
         return named  # what the standard library keeps, such as compiled patterns, is not state of the program
     names = names_in(code)
-    named += [(name, space, name) for name in names.loaded if name in space and name not in names.stored]
+    named += [(name, space, name) for name in filter(space.__contains__, names.loaded) if name not in names.stored]
     named += [(name, Variable(space, name), 0) for name in names.stored]
     values = [(name, cell_content(cell)) for name, cell in closed.items()]
     loaded = sys.modules  # a name may be that of a module which the function imports
@@ -143,7 +143,6 @@ class Names(NamedTuple):
     """The names that code, and code of functions in it, uses."""
 
     all: list[str]
-    unordered: frozenset[str]  # the same
     loaded: list[str]  # globals that it reads
     stored: list[str]  # globals that it writes
     gives_attributes: bool  # whether it assigns attributes of any object
@@ -152,18 +151,15 @@ class Names(NamedTuple):
 @functools.lru_cache(maxsize=1 << 12)
 def names_in(code: types.CodeType) -> Names:
     """The names that code, and code of functions in it, uses."""
-    opcodes, inner = (
-        set(code.co_code[::2]),
-        [constant for constant in code.co_consts if isinstance(constant, types.CodeType)],
-    )
+    opcodes = set(code.co_code[::2])
+    inner = [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
     writes = _STORE_GLOBAL in opcodes
     stored = [step.argval for step in instructions(code) if step.opcode == _STORE_GLOBAL] if writes else []
     gives = _STORE_ATTR in opcodes or not _GIVE_ATTRIBUTES.isdisjoint(code.co_names)
     own = list(code.co_names), [*_loaded(code)], stored, gives
     others = [(names.all, names.loaded, names.stored, names.gives_attributes) for names in map(names_in, inner)]
     named, loaded, written, gives = zip(own, *others, strict=True)
-    every = _once(named)
-    return Names(every, frozenset(every), _once(loaded), _once(written), any(gives))
+    return Names(_once(named), _once(loaded), _once(written), any(gives))
 
 
 def _once(lists: Iterable[list[str]]) -> list[str]:

@@ -17,6 +17,7 @@ import copyreg
 import enum
 import struct
 import sys
+import threading
 import types
 import warnings
 import weakref
@@ -128,13 +129,13 @@ def decomposition_of(cls: type) -> Decomposition:
     if issubclass(cls, torch.nn.Module):
         entries: Callable[[Any], Iterable[Entries]] = _entries_of_slotted(slots) if slots else _entries_of_module
     elif issubclass(cls, type):
-        entries = _entries_of_class
+        entries = _entries([ClassAttributes])
     elif issubclass(cls, contextvars.ContextVar):
-        entries = _entries_of_variable
+        entries = _entries([ContextValue])
     elif has_shard_records(cls):
-        entries = _entries_of_shards
+        entries = _entries([ShardRecords])
     else:
-        entries = _entries(cls)
+        entries = _entries([*_places(cls)], issubclass(cls, CONTAINERS) and is_of_torch_or_python(cls.__module__))
     items = next((row.items for base, row in _ROWS.items() if row.items is not None and issubclass(cls, base)), None)
     return Decomposition(entries, items or _named_items(slots), _parts(cls), _comparison(cls, slots))
 
@@ -193,10 +194,7 @@ def _itself(value: Any) -> Container:
     return value
 
 
-def _entries(cls: type) -> Callable[[Any], Iterator[Entries]]:
-    places = list(_places(cls))
-    skips_empty = issubclass(cls, CONTAINERS) and is_of_torch_or_python(cls.__module__)
-
+def _entries(places: Sequence[Place], skips_empty: bool = False) -> Callable[[Any], Iterator[Entries]]:
     def entries(value: Any) -> Iterator[Entries]:
         for place in places:
             container = place(value)
@@ -206,21 +204,6 @@ def _entries(cls: type) -> Callable[[Any], Iterator[Entries]]:
             yield container, list(copy_of(container)) if mapping else list(range(len(container)))
 
     return entries
-
-
-def _entries_of_class(value: Any) -> Iterator[Entries]:
-    attributes = ClassAttributes(value)
-    yield attributes, list(attributes)
-
-
-def _entries_of_shards(value: Any) -> Iterator[Entries]:
-    records = ShardRecords(value)
-    yield records, list(records)
-
-
-def _entries_of_variable(value: Any) -> Iterator[Entries]:
-    held = ContextValue(value)
-    yield held, list(range(len(held)))
 
 
 def _entries_of_module(value: Any) -> list[Entries]:
@@ -286,12 +269,26 @@ def _own_slots(cls: type) -> Iterator[str]:
             yield mangled
 
 
+@per_class
+def _dict_reader(cls: type) -> Callable[[Any], Any] | None:
+    """Python's own reader of the ``__dict__`` of a class's objects, whatever the class shows under this name."""
+    if issubclass(cls, threading.local):  # each thread has another one, which this reader does not know
+        return None
+    named = (vars(base).get("__dict__") for base in cls.__mro__)
+    return next((each.__get__ for each in named if isinstance(each, types.GetSetDescriptorType)), None)
+
+
+def dict_of(value: Any) -> Any:
+    """The ``__dict__`` of an object that nobody computes; None for an object without one."""
+    read = _dict_reader(type(value))
+    return None if read is None else read(value)
+
+
 def attributes_of(value: Any) -> Any:
     """The ``__dict__`` of an object, or None."""
-    try:
-        attributes = object.__getattribute__(value, "__dict__")
-    except AttributeError:
-        attributes = getattr(value, "__dict__", None)  # some built-in classes have an own one: threading.local
+    attributes = dict_of(value)
+    if attributes is None:
+        attributes = getattr(value, "__dict__", None)  # some built-in classes compute it: threading.local
     return attributes if isinstance(attributes, dict) else None
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Iterable
+from collections.abc import Set
 from operator import attrgetter
 from typing import Any
 
@@ -18,7 +18,8 @@ from functionalize.python_state.code_names import callables_behind, functions_am
 from functionalize.python_state.ownership import root_of
 
 _NOT_OWN = ("torch", "builtins")
-_CALLED = ("forward", "__call__")  # of a module, whatever code names
+_CALLED = frozenset({"forward", "__call__"})  # of a module, whatever code names
+_IMMUTABLE = 1 << 8  # the flag of classes whose attributes nobody can set: no call has to check them
 Method = tuple[str, Any]  # a name, and the entry of a class
 
 
@@ -40,21 +41,20 @@ class Methods:
                 for name, entry in vars(base).items():
                     if functions_in(entry):
                         self._entries.setdefault(name, []).append((base, entry))
-            elif base is not object:
+            elif base is not object and not cls.__flags__ & _IMMUTABLE:
                 self._of_library = vars(base) | self._of_library
 
-    def further(self, names: Iterable[str]) -> list[Method]:
+    def further(self, names: Set[str]) -> list[Method]:
         """The methods that these names lead to, without those that an earlier name led to."""
         methods = list[Method]()
-        names = tuple(names)
-        for name in self._of_library.keys() & {*names, *_CALLED} if self._is_module else [*self._of_library]:
+        reached = names | _CALLED if self._is_module else {*self._of_library, *self._entries}
+        for name in [name for name in self._of_library if name in reached]:
             entry = self._of_library.pop(name)
             if inspect.isroutine(entry):
                 self._guard(self.kind, name, entry)
         if not self._entries:
             return methods
-        wanted = (*names, *_CALLED) if self._is_module else reversed(self._entries)
-        todo = [name for name in wanted if name in self._entries]
+        todo = [name for name in reversed(self._entries) if name in reached]
         while todo:
             name = todo.pop()
             entries = self._entries.pop(name, ())

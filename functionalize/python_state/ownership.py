@@ -14,9 +14,9 @@ _TORCH_AND_US = frozenset({"torch", "functionalize"})
 _STANDARD = frozenset({"builtins", *sys.builtin_module_names, *sys.stdlib_module_names})
 
 
-def root_of(name: str) -> str:
-    """The top-level package of a module name."""
-    return name.partition(".")[0]
+def root_of(name: object) -> str:
+    """The top-level package of a module name; a class or a function may call its module anything."""
+    return name.partition(".")[0] if isinstance(name, str) else ""
 
 
 @functools.cache
@@ -28,15 +28,15 @@ def is_own(name: object) -> bool:
 
 
 @functools.cache
-def is_of_torch_or_python(name: str) -> bool:
+def is_of_torch_or_python(name: object) -> bool:
     """Whether a module name is of torch, of this package, or of Python."""
     root = root_of(name)
     return root in _STANDARD or root in _TORCH_AND_US
 
 
-def is_internal(name: str) -> bool:
+def is_internal(name: object) -> bool:
     """Whether a module keeps no state of programs: it is of Python, of this package, or private in torch."""
-    root, _, rest = name.partition(".")
+    root, _, rest = str(name).partition(".")
     return root in sys.stdlib_module_names or root == "functionalize" or (root == "torch" and rest.startswith("_"))
 
 
@@ -55,6 +55,7 @@ def is_library_file(file: str) -> bool:
     return _is_in_packages(file) or file.startswith(_OF_PYTHON)
 
 
+@functools.cache
 def is_of_python(file: str) -> bool:
     """Whether a file is of the standard library."""
     return file.startswith(_OF_PYTHON) and not _is_in_packages(file)

@@ -107,7 +107,7 @@ def _is_foreign(cls: type) -> bool:
 
     Expressions of sympy never change, except that they cache facts about themselves; an exported program holds some.
     """
-    if any(base.__module__.startswith("sympy.") for base in cls.__mro__):
+    if any(root_of(base.__module__) == "sympy" for base in cls.__mro__):
         return True
     if _is_plain(cls) or root_of(cls.__module__) in ("builtins", "__main__"):
         return False
@@ -127,7 +127,8 @@ def key_behind(key: Any) -> Any:
 
 def keys_of(container: Iterable[Any]) -> tuple[Any, ...]:
     """The keys of a dict, in order, to be compared: with identities for tensors, as these compare elementwise."""
-    return tuple(map(_compared, container))
+    keys = tuple(container)
+    return keys if PLAIN.issuperset(map(type, keys)) else tuple(map(_compared, keys))
 
 
 def _compared(key: Any) -> Any:

@@ -10,8 +10,8 @@ import enum
 import functools
 import types
 import weakref
-from collections.abc import Iterable, Iterator, Set
-from typing import Any
+from collections.abc import Iterable, Set
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.hooks import RemovableHandle
@@ -35,13 +35,13 @@ from functionalize.python_state.code_names import (
     variables_of_module,
 )
 from functionalize.python_state.containers import ABSENT, Variable, per_class, place_of, read
+from functionalize.python_state.decompose import hooks_in
 from functionalize.python_state.methods import Methods, forward_of, functions_in
 from functionalize.python_state.ownership import is_installed, is_of_torch_or_python, is_own
-from functionalize.python_state.slots import ObjectSource
 from functionalize.python_state.traversal_rules import PLAIN, is_entered, of_proxy
 from functionalize.python_state.walk import TENSOR_TYPES, StateWalk, is_module
 from functionalize.runtime.calls.program import CapturedProgram
-from functionalize.runtime.guards.python_guards import Code, PythonGuards, hooks_of
+from functionalize.runtime.guards.python_guards import Code, PythonGuards
 
 _CODE = (*FUNCTIONS, *METHODS_IN_C, type)
 _DEPTH = 4  # how far functions that call functions are followed
@@ -49,11 +49,10 @@ _BUILTINS = frozenset({"type", "id"})  # replaced in a program's functions while
 _ASKED = _BUILTINS | {"FakeTensor", "Parameter", "Buffer"}  # names by which functions distinguish tensors
 _OF_MEMBERS = frozenset({"_name_", "_value_", "__objclass__", "_sort_order_"})  # of any enumeration
 _OF_FUNCTIONS = ("__code__", "__defaults__", "__kwdefaults__")  # what a function does depends on these
-_ASSIGNABLE = 1 << 9  # the flag of classes that a program can give an object instead of its own
 
 
 def python_guards_of(state: StateWalk, code: Iterable[Code]) -> PythonGuards:
-    """Guards on what a program with this state may branch on; ``code``: objects whose attributes choose its code."""
+    """Guards on what a program with this state may branch on; ``code``: what decides which code runs."""
     guards = PythonGuards([source for slot, source in state.entered.items() if slot.steps])
     entered = {*map(id, state.seen), *state.containers}
     for source in state.objects:
@@ -73,11 +72,10 @@ class ProgramCode:
         self.all: set[types.CodeType] = set()  # of the functions
         self.names: set[str] = set()  # in that code
         self.catches = False  # whether code of the program's own catches errors
-        self.asking: dict[str, dict[int, Any]] = {
-            name: {} for name in _ASKED
-        }  # by name, the globals of functions that use it
-        # Paths, objects and attributes on which it depends which code runs.
-        self.decisive: dict[tuple[int, int], tuple[str, Any, tuple[str, ...]]] = {}
+        # By name, the globals of functions that use it.
+        self.asking: dict[str, dict[int, Any]] = {name: {} for name in _ASKED}
+        # On what it depends which code runs: by function, or by class and base class.
+        self.decisive: dict[tuple[int, int], Code] = {}
         self.converting: dict[int, Any] = {}  # functions that may call `float` or `int`, by identity
         self.converts = True  # whether these, and slices, return symbols
 
@@ -90,30 +88,32 @@ class ProgramCode:
         """Record a function that the program may run. Returns what its code does by names."""
         code = function.__code__
         self.all.add(code)
-        names = names_in(code)
-        self.names |= names.unordered
-        for name in _asked_in(code):
+        names, asked, converts = _traits_of(code)
+        self.names.update(names.all)
+        for name in asked:
             self.asking[name][id(function.__globals__)] = function.__globals__
-        if _converts(code) and not is_of_torch_or_python(str(function.__module__)):
+        if converts and not is_of_torch_or_python(function.__module__):
             self.converting[id(function)] = function
         if is_own(function.__module__ or ""):
             self.catches = self.catches or catches(code)
-            self.decisive[id(function), 0] = function.__qualname__, function, _OF_FUNCTIONS
+            self.decisive[id(function), 0] = Code.of(function.__qualname__, function, _OF_FUNCTIONS)
         return names
 
 
+class _Traits(NamedTuple):
+    """What code does that matters to a capture, whichever function has it."""
+
+    names: Names
+    asked: Set[str]  # the names by which it distinguishes tensors
+    converts: bool  # whether it may call `float` or `int`, or write numbers into a text
+
+
 @functools.lru_cache(maxsize=1 << 12)
-def _asked_in(code: types.CodeType) -> Set[str]:
-    """The names in code by which it distinguishes tensors."""
+def _traits_of(code: types.CodeType) -> _Traits:
     names = names_in(code)
-    return _BUILTINS.intersection(names.loaded) | (_ASKED - _BUILTINS).intersection(names.all)
-
-
-@functools.lru_cache(maxsize=1 << 12)
-def _converts(code: types.CodeType) -> bool:
-    """Whether code may call `float` or `int`, or write numbers into a text."""
-    calls = not CONVERSIONS.keys().isdisjoint(names_in(code).loaded)
-    return calls or any(isinstance(constant, str) and "%" in constant for constant in code.co_consts)
+    asked = _BUILTINS.intersection(names.loaded) | (_ASKED - _BUILTINS).intersection(names.all)
+    writes = any(isinstance(constant, str) and "%" in constant for constant in code.co_consts)
+    return _Traits(names, asked, writes or not CONVERSIONS.keys().isdisjoint(names.loaded))
 
 
 class Follower:
@@ -146,9 +146,7 @@ class Follower:
         for value in arguments.seen:
             self._follow_object(value)
         for slot in arguments.tensors:
-            tensor = slot.get()
-            if type(tensor) not in TENSOR_TYPES:
-                self._name_class(tensor)
+            self._name_class(type(slot.get()))
         self.follow_found()
 
     def is_log(self, container: Any) -> bool:
@@ -162,7 +160,7 @@ class Follower:
             count = len(self.code.all)
             self._follow_objects()
             for path, module in self._held.items():
-                for variable in [*variables_of_module(module, path, [*self.code.names], set())]:
+                for variable in variables_of_module(module, path, [*self.code.names], set()):
                     self._follow_variable(variable, True, _DEPTH - 1)
             for methods in [*self._modules]:
                 self._follow_methods(methods, self.code.names)
@@ -188,8 +186,9 @@ class Follower:
         if cls not in self._kinds and not isinstance(value, type):
             self._follow_class(cls)
         if is_module(value):
-            for hook in hooks_of(value):
-                self._follow(hook, _DEPTH)
+            for hooks in hooks_in(value.__dict__):
+                for hook in [*hooks.values()]:
+                    self._follow(hook, _DEPTH)
         elif isinstance(value, RemovableHandle):
             for hooks in hooks_behind(value):
                 self._state.watch(hooks, "a hook's handle")
@@ -205,8 +204,7 @@ class Follower:
             self._held[path] = value
         elif isinstance(value, CapturedProgram):  # it runs its original while another program is captured
             self._state.walk(vars(value), "original", path)
-        cls = value if isinstance(value, type) else type(value)
-        self._named |= {cls} if is_own(cls.__module__) else set()
+        self._name_class(value if isinstance(value, type) else type(value))
 
     def _open_hooks(self) -> None:
         """Enter the hooks of newly found tensors if the program runs them; watch them if not: it may remove some."""
@@ -216,7 +214,7 @@ class Follower:
             tensor = slot.get()
             self._open_attributes(tensor, slot.path)
             if type(tensor) not in TENSOR_TYPES:
-                self._name_class(tensor)
+                self._name_class(type(tensor))
             for hooks in gradient_hooks(tensor):
                 (self._state.open if self._hooked else self._state.watch)(hooks, f"{slot.path}: hooks")
 
@@ -225,9 +223,10 @@ class Follower:
         for name in tensors_given_to(tensor):
             self._state.walk(vars(tensor), name, f"{path}.{name}")
 
-    def _name_class(self, tensor: torch.Tensor) -> None:
-        """Follow the class of a tensor if it is of the program's own: it has operators."""
-        self._named |= {type(tensor)} if is_own(type(tensor).__module__) else set()
+    def _name_class(self, cls: type) -> None:
+        """Follow a class if it is of the program's own, such as that of a tensor: it has operators."""
+        if is_own(cls.__module__):
+            self._named.add(cls)
 
     def _follow_class(self, cls: type) -> None:
         if cls not in self._kinds:
@@ -247,14 +246,14 @@ class Follower:
         """Follow the method of a library's class."""
         forward = forward_of(cls)
         if forward is not None:
-            self.code.decisive[id(cls), id(cls)] = cls.__qualname__, cls, ("forward",)
+            self.code.decisive[id(cls), id(cls)] = Code.of(cls.__qualname__, cls, ("forward",))
             self._follow(forward, _DEPTH)
 
-    def _follow_methods(self, methods: Methods, names: Iterable[str] = ()) -> None:
+    def _follow_methods(self, methods: Methods, names: Set[str] = frozenset()) -> None:
         """Follow the methods of a class; ``names``: methods of a module that may be called, besides ``forward``."""
         added = methods.further(names)
         for cls, guarded in methods.guarded.items():
-            self.code.decisive[id(methods.kind), id(cls)] = cls.__qualname__, cls, tuple(guarded)
+            self.code.decisive[id(methods.kind), id(cls)] = Code.of(cls.__qualname__, cls, tuple(guarded))
         for _, method in added:
             for function in functions_in(method):
                 self._follow(function, _DEPTH)
@@ -318,22 +317,16 @@ class Follower:
             self._open_owner(value, name)
         owner = value.__self__ if isinstance(value, types.BuiltinFunctionType) else value  # of a method in C
         if isinstance(owner, type):
-            self._named |= {owner} if is_own(owner.__module__) else set()
+            self._name_class(owner)
         elif isinstance(value, FUNCTIONS):
             self._whole = self._whole and depth > 0
             if depth:
                 self._follow(value, depth - 1)
 
     @property
-    def decisive(self) -> Iterator[Code]:
-        """Paths, objects and names of attributes on which it depends which code the program runs."""
-        for source in self._state.objects:
-            value = source.value
-            if type(value).__flags__ & _ASSIGNABLE and not isinstance(value, type):
-                path = self._state.modules.get(id(value)) or (source.slots[-1].path if source.slots else "")
-                yield path, source, ("__class__",)
-        for path, value, names in self.code.decisive.values():
-            yield path, ObjectSource(value), names
+    def decisive(self) -> Iterable[Code]:
+        """The attributes of functions and classes on which it depends which code the program runs."""
+        return self.code.decisive.values()
 
     def _walk(self, name: str, container: Any, key: Any) -> Any:
         """Walk a variable. Returns its value, or the object behind that."""

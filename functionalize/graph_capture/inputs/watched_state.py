@@ -7,10 +7,11 @@ their contents when it began. Guarantees that everything is restored at the end,
 from __future__ import annotations
 
 import contextlib
+import itertools
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from operator import eq
+from dataclasses import dataclass, field, replace
+from operator import ne
 from typing import Any
 
 from functionalize._torch.dicts import dict_version
@@ -44,32 +45,37 @@ class ChangedContainer:
 
 @dataclass(frozen=True, eq=False)
 class _Beginning:
-    """The contents of containers when the program began."""
+    """The contents of containers when the program began; of plain dicts, Python counts the writes."""
 
-    containers: Sequence[Container] = ()
     contents: Sequence[Any] = ()  # a copy of what each container held
-    dicts: Sequence[dict[Any, Any]] = ()  # which of these are plain dicts, whose writes are counted
-    versions: Sequence[int] = ()  # of the dicts
-    numbers: Sequence[int] = ()  # their places among the containers
-    others: Sequence[int] = ()  # the places of the other containers
+    dicts: Mapping[int, dict[Any, Any]] = field(default_factory=dict)  # the plain dicts, by number
+    versions: Sequence[Any] = ()  # of the dicts
+    empty: Mapping[int, set[Any]] = field(default_factory=dict)  # the plain sets that held nothing
+    others: Sequence[int] = ()  # the numbers of the other containers
 
     @classmethod
     def of(cls, containers: Sequence[Container]) -> _Beginning:
         """What containers hold now."""
-        numbers: tuple[list[int], list[int]] = [], []
+        contents, dicts, empty, others = list[Any](), dict[int, dict[Any, Any]](), dict[int, set[Any]](), list[int]()
         for number, container in enumerate(containers):
-            numbers[type(container) is dict].append(number)
-        dicts = [containers[number] for number in numbers[True]]
-        contents, versions = [*map(copy_of, containers)], [*map(dict_version, dicts)]
-        return cls(containers, contents, dicts, versions, numbers[True], numbers[False])
+            if type(container) is dict:
+                dicts[number] = container
+                contents.append(container.copy())
+            elif type(container) is SetItems and type(container.members) is set and not container.members:
+                empty[number] = container.members
+                contents.append([])
+            else:
+                others.append(number)
+                contents.append(copy_of(container))
+        return cls(contents, dicts, [*map(dict_version, dicts.values())], empty, others)
 
-    def written(self) -> Sequence[int]:
-        """Which containers may hold something else by now: not dicts that nobody has written."""
-        now = [*map(dict_version, self.dicts)]
-        if now == self.versions:
-            return self.others
-        pairs = zip(self.numbers, map(eq, now, self.versions), strict=True)
-        return sorted([*self.others, *(number for number, is_same in pairs if not is_same)])
+    def written(self) -> Iterator[int]:
+        """The numbers of the containers that may hold something else by now."""
+        yield from self.others
+        yield from (number for number, members in self.empty.items() if members)
+        now = [*map(dict_version, self.dicts.values())]
+        if now != self.versions:
+            yield from itertools.compress(self.dicts, map(ne, now, self.versions))
 
 
 class WatchedState:
@@ -125,10 +131,7 @@ class WatchedState:
         """Watch a container that was not watched from the beginning, when its content was ``before``."""
         self.walk.watch(container, path)
         now = self._beginning
-        containers, contents = (*now.containers, container), (*now.contents, before)
-        self._beginning = replace(
-            now, containers=containers, contents=contents, others=(*now.others, len(now.containers))
-        )
+        self._beginning = replace(now, contents=(*now.contents, before), others=(*now.others, len(now.contents)))
 
     def content(self, container: Container) -> Any:
         """The content of a container when the program began; None for a container that was not walked."""
@@ -145,11 +148,10 @@ class WatchedState:
     def changed(self) -> list[ChangedContainer]:
         """The containers whose content the program has changed so far."""
         beginning, sources = self._beginning, [*self.walk.containers.values()]
-        compared = [(number, sources[number], beginning.contents[number]) for number in beginning.written()]
         return [
-            ChangedContainer(number, source.container, source.path, content)
-            for number, source, content in compared
-            if (source.container or content) and not unchanged(source.container, content)
+            ChangedContainer(number, sources[number].container, sources[number].path, beginning.contents[number])
+            for number in sorted(beginning.written())
+            if not unchanged(sources[number].container, beginning.contents[number])
         ]
 
 

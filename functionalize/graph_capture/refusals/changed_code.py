@@ -11,18 +11,21 @@ to reach.
 from __future__ import annotations
 
 import contextlib
-import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from operator import is_
 from typing import Any, NamedTuple
 
-from functionalize.python_state.containers import ABSENT, CodeOf, code_now, per_class, read
+from functionalize.python_state.containers import ABSENT, CodeOf, read
+from functionalize.python_state.decompose import dict_of
 from functionalize.python_state.slots import ObjectSource
+from functionalize.python_state.traversal_rules import CONTAINERS
 from functionalize.python_state.walk import StateWalk, joined
 from functionalize.refusals.python_objects import CODE_CHANGED
-from functionalize.runtime.guards.python_guards import PythonGuards
+from functionalize.runtime.guards.python_guards import Code, PythonGuards
 from functionalize.uninterrupted import uninterrupted
+
+_BUILT_IN = frozenset(CONTAINERS)  # objects of these classes keep their class, and have no `__dict__`
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +59,7 @@ class _Body(NamedTuple):
 
     @classmethod
     def of(cls, source: ObjectSource) -> _Body:
-        return cls(source, type(source.value), _dict_of(source.value))
+        return cls(source, type(source.value), dict_of(source.value))
 
     def changed(self) -> Iterator[_Changed]:
         """The class and the ``__dict__``, where they are others by now."""
@@ -64,20 +67,8 @@ class _Body(NamedTuple):
         path = self.source.containers[0].path if self.source.containers else ""
         if type(value) is not self.cls:
             yield _Changed(path, value, "__class__", self.cls)
-        if self.attributes is not None and _dict_of(value) is not self.attributes:
+        if self.attributes is not None and dict_of(value) is not self.attributes:
             yield _Changed(path, value, "__dict__", self.attributes)
-
-
-@per_class
-def _descriptor_of(cls: type) -> Any:
-    """What reads the dict of an object's attributes; None for a class without one, or with a property for it."""
-    descriptor = next((vars(base)["__dict__"] for base in cls.__mro__ if "__dict__" in vars(base)), None)
-    return descriptor if isinstance(descriptor, types.GetSetDescriptorType) else None
-
-
-def _dict_of(value: Any) -> Any:
-    descriptor = _descriptor_of(type(value))
-    return None if descriptor is None else descriptor.__get__(value)
 
 
 @contextlib.contextmanager
@@ -89,10 +80,10 @@ def code_put_back(guards: PythonGuards, *states: StateWalk) -> Iterator[None]:
     Raises:
         UnsupportedProgramError: the program changed code.
     """
-    bodies = [_Body.of(source) for state in states for source in state.objects if not isinstance(source.value, type)]
-    code, changed = [(path, source.value, names) for path, source, names in guards.code], list[_Changed]()
-    values = [code_now(owner, names) for _, owner, names in code]
-    owners = [owner for _, owner, _ in code if isinstance(owner, type)]
+    sources = [source for state in states for source in state.objects if type(source.value) not in _BUILT_IN]
+    bodies = [_Body.of(source) for source in sources if not isinstance(source.value, type)]
+    code, changed = [each.now() for each in guards.code], list[_Changed]()
+    owners = [each.owner.value for each in code if isinstance(each.owner.value, type)]
     bases = {base: None for owner in owners for base in type.__dict__["__mro__"].__get__(owner)}
     classes = {base: vars(base).copy() for base in bases}
 
@@ -103,10 +94,10 @@ def code_put_back(guards: PythonGuards, *states: StateWalk) -> Iterator[None]:
     try:
         yield
     finally:
-        for (path, owner, names), before in zip(code, values, strict=True):
-            now = code_now(owner, names)
-            if not all(map(is_, now, before)):
-                changed += _changed(path, owner, dict(zip(names, before, strict=True)), now)
+        for before in code:
+            now = before.now()
+            if not all(map(is_, now.values, before.values)):
+                changed += _changed(before, now)
         changed += (place for body in bodies for place in body.changed())
         uninterrupted(put_back)
     if changed:
@@ -114,10 +105,8 @@ def code_put_back(guards: PythonGuards, *states: StateWalk) -> Iterator[None]:
         raise CODE_CHANGED.error(places=places)
 
 
-def _changed(path: str, owner: Any, before: Mapping[str, Any], now: Sequence[Any]) -> list[_Changed]:
-    code = CodeOf(owner, before)
-    return [
-        _Changed(path, owner, name, value)
-        for (name, value), current in zip(before.items(), now, strict=True)
-        if current is not value and current is read(code, name)  # else it is computed at each read
-    ]
+def _changed(before: Code, now: Code) -> Iterator[_Changed]:
+    owner = before.owner.value
+    for name, value, current in zip(before.names, before.values, now.values, strict=True):
+        if current is not value and current is read(CodeOf(owner, ()), name):  # else it is computed at each read
+            yield _Changed(before.path, owner, name, value)

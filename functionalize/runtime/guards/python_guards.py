@@ -60,6 +60,7 @@ from functionalize.runtime.outputs.side_effects import SideEffect
 
 _OF_ALL_MODULES = ("training", *HOOKS_OF_MODULES)
 _OF_MODULES = ATTRIBUTES_OF_MODULES.difference(_OF_ALL_MODULES)
+_ASSIGNABLE = 1 << 9  # the flag of classes that a program can give an object instead of its own
 LENGTH = object()  # in the place of a key: how many entries a container has
 ORDER = object()  # likewise: its keys, in order
 _NEVER_CHANGED = {Comparison.VALUE, Comparison.EQUALITY, Comparison.IDENTITY}  # to a program, these never change inside
@@ -70,7 +71,30 @@ _CHANGES_IT = (
 )
 
 
-Code = tuple[str, ObjectSource, tuple[str, ...]]  # what decides which code runs: path, owner and names of attributes
+class Code(NamedTuple):
+    """What decides which code runs: attributes of a function or a class, or the class of an object."""
+
+    path: str
+    owner: ObjectSource
+    names: tuple[str, ...]
+    values: tuple[Any, ...]  # of the attributes
+
+    @classmethod
+    def of(cls, path: str, value: Any, names: tuple[str, ...]) -> Code:
+        """Attributes of a function or a class, as they are now."""
+        return cls(path, ObjectSource(value), names, code_now(value, names))
+
+    def now(self) -> Code:
+        """The same attributes, as they are now."""
+        return Code(self.path, self.owner, self.names, code_now(self.owner.value, self.names))
+
+    def guards(self, memo: dict[int, Any]) -> Iterator[PythonGuard]:
+        """Guards on them; ``memo``: of :func:`frozen`."""
+        path, owner, names, values = self
+        source = ContainerSource(CodeOf(owner.value, names), path, weakref.ref(owner))
+        owner.containers.append(source)
+        for name, value in zip(names, values, strict=True):
+            yield _guard(("", joined(path, name), source, name, value, frozen(value, memo)))
 
 
 class _Same:
@@ -85,11 +109,6 @@ class _Same:
 
     def __repr__(self) -> str:
         return f"the same as `{self._other.path}`"
-
-
-def hooks_of(module: torch.nn.Module) -> list[Any]:
-    """The hooks that a module runs."""
-    return [hook for hooks in hooks_in(module.__dict__) for hook in hooks.values()]
 
 
 def is_numbers(value: Any) -> bool:
@@ -155,7 +174,7 @@ class PythonGuard(NamedTuple):
     def _state_error(self, now: Any) -> Callable[..., StateMismatchError]:
         is_reordered = self.key is ORDER and set(now) == set(self.content)
         owner = self.source.owner
-        is_of_wrapper = owner is not None and type(owner.value).__module__.startswith(_WRAPPERS)
+        is_of_wrapper = owner is not None and str(type(owner.value).__module__).startswith(_WRAPPERS)
         return partial(StateMismatchError, is_option=not (is_reordered or is_of_wrapper))
 
 
@@ -169,7 +188,8 @@ class _Module(NamedTuple):
     path: str
     source: ContainerSource  # of its `__dict__`
     content: dict[str, Any]  # a copy of that
-    rows: dict[str, list[PythonGuard]]  # of attributes that are neither constants nor empty dicts of hooks
+    entered: Container[int]  # the identities of objects and containers that have guards of their own
+    rows: dict[str, PythonGuard]  # of its own attributes that are not constants
 
     def guards(self) -> Iterator[PythonGuard]:
         """Guards on whether it trains, its hooks, and its own attributes."""
@@ -180,28 +200,24 @@ class _Module(NamedTuple):
             if is_constant(value):
                 yield _guard((path, name, source, name, value, frozen(value, {})))
             elif name in rows:
-                yield from rows[name]
-            elif name in HOOKS_OF_MODULES:
-                yield _guard((path, name, source, name, value, EMPTY[type(value)]))
+                yield rows[name]
+            elif name in _OF_ALL_MODULES and not (id(value) in self.entered or isinstance(value, torch.Tensor)):
+                content = EMPTY[type(value)] if type(value) in EMPTY else frozen(value, {})  # hooks were empty
+                yield _guard((path, name, source, name, value, content))
 
 
-def _of_length(source: ContainerSource, length: int) -> PythonGuard:
-    return _guard(("", f"len({source.path or 'the module'})", source, LENGTH, length, length))
+def _of_whole(call: str, key: object, source: ContainerSource, value: Any) -> PythonGuard:
+    """The guard on what the call of a function says of a container: its length, or its keys."""
+    return _guard(("", f"{call}({source.path or 'the module'})", source, key, value, value))
 
 
-def _of_order(source: ContainerSource, keys: tuple[Any, ...]) -> PythonGuard:
-    return _guard(("", f"list({source.path or 'the module'})", source, ORDER, keys, keys))
-
-
-def _of_code(
-    code: Sequence[Code], taken: Sequence[tuple[Any, ...]], contents: Mapping[int, Any]
-) -> Iterator[PythonGuard]:
-    """Guards on code; ``taken``: the values of its attributes; ``contents``: by the values' identities."""
-    for (path, owner, names), values in zip(code, taken, strict=True):
-        source = ContainerSource(CodeOf(owner.value, names), path, weakref.ref(owner))
-        owner.containers.append(source)
-        for name, value in zip(names, values, strict=True):
-            yield _guard(("", joined(path, name), source, name, value, contents[id(value)]))
+def _classes_of(state: StateWalk) -> Iterator[Code]:
+    """The classes of objects to which a program can give another one."""
+    for source in state.objects:
+        value = source.value
+        if type(value).__flags__ & _ASSIGNABLE and not isinstance(value, type):
+            path = state.modules.get(id(value)) or (source.slots[-1].path if source.slots else "")
+            yield Code(path, source, ("__class__",), (value.__class__,))
 
 
 class PythonGuards(GuardKind):
@@ -209,7 +225,7 @@ class PythonGuards(GuardKind):
 
     def __init__(self, in_tuples: Sequence[ObjectSource] = ()) -> None:
         """``in_tuples``: objects in tuples, whose content has guards of its own."""
-        self.code: list[Code] = []
+        self.code: Sequence[Code] = ()  # of functions and classes
         self._rows: list[PythonGuard] = []
         self._later: list[Callable[[], Iterable[PythonGuard]]] | None = []  # give the rows; None once these are made
         self._in_tuples = in_tuples
@@ -217,7 +233,6 @@ class PythonGuards(GuardKind):
         self._seen: set[tuple[int, Any]] = set()
         self._modules: dict[int, _Module] = {}  # by the identities of their `__dict__`
         self._holding: list[PythonGuard] = []  # of values that hold others
-        self._empty: list[Any] = []  # the empty dicts of hooks
 
     @property
     def rows(self) -> list[PythonGuard]:
@@ -249,21 +264,22 @@ class PythonGuards(GuardKind):
         """Add guards on the current values of slots."""
         rows = list[PythonGuard]()
         for slot in slots:
-            source, key = _place_of(slot) if type(slot.source.container) is Variable else (slot.source, slot.key)
-            container = source.container
-            place = id(container), key
+            source, key = _place_of(slot)
+            place = id(source.container), key
             if place in self._seen:
                 continue
             self._seen.add(place)
-            value, module = read(container, key), self._modules.get(place[0])
+            value, module = read(source.container, key), self._modules.get(place[0])
             if module is None:
                 rows.append(self._row("", slot.path, source, key, value))
             else:
-                module.rows[key] = [self._row(module.path, key, module.source, key, value)]
+                module.rows[key] = self._row(module.path, key, module.source, key, value)
         self._add(lambda: rows)
 
     def _row(self, owner: str, name: str, source: ContainerSource, key: Any, value: Any) -> PythonGuard:
-        row = _guard((owner, name, source, key, value, value if type(value) in PLAIN else frozen(value, self._memo)))
+        if type(value) in PLAIN:
+            return _guard((owner, name, source, key, value, value))
+        row = _guard((owner, name, source, key, value, frozen(value, self._memo)))
         if not is_constant(value):
             self._holding.append(row)
         return row
@@ -271,51 +287,39 @@ class PythonGuards(GuardKind):
     def add_module(self, path: str, attributes: ContainerSource, entered: Container[int]) -> None:
         """Add guards on a module: whether it trains, its hooks, its plain attributes; others are added as slots."""
         content = attributes.container
-        module = self._modules[id(content)] = _Module(path, attributes, content.copy(), {})
-        for name in _OF_ALL_MODULES:
-            value = content.get(name)
-            cls = type(value)
-            if id(value) in entered or issubclass(cls, torch.Tensor):
-                module.rows[name] = []
-            elif cls in EMPTY and not value:
-                self._empty.append(value)
-            elif cls not in PLAIN:
-                module.rows[name] = [self._row(path, name, attributes, name, value)]
+        module = self._modules[id(content)] = _Module(path, attributes, content.copy(), entered, {})
         self._add(module.guards)
 
     def add_code(self, code: Iterable[Code]) -> None:
-        """Add guards on attributes of functions, classes and objects that decide which code runs."""
-        self.code += code
-        taken = [code_now(owner.value, names) for _, owner, names in self.code]
-        contents = dict[int, Any]()  # by the identities of values, which `taken` holds: many objects have one class
-        for (path, owner, names), values in zip(self.code, taken, strict=True):
-            for name, value in zip(names, values, strict=True):
-                if id(value) not in contents:
-                    content = contents[id(value)] = frozen(value, self._memo)
-                    if type(content) is Content and not is_constant(value):  # the defaults of a function
-                        source = ContainerSource(CodeOf(owner.value, names), path)
-                        self._holding.append(_guard(("", joined(path, name), source, name, value, content)))
-        self._add(lambda: _of_code(self.code, taken, contents))
+        """Add guards on attributes of functions and classes that decide which code runs."""
+        self.code = [*code]
+        rows = [row for each in self.code for row in each.guards(self._memo)]
+        self._holding += rows  # the defaults of functions
+        self._add(lambda: rows)
 
     def add_structure(self, state: StateWalk) -> None:
-        """Add guards on which objects are in which slots, on the lengths of containers, and on the order of dicts."""
+        """Add guards on which objects are in which slots, their classes, lengths of containers, and orders of dicts."""
         rows = list[PythonGuard]()
         for slot, held in state.entered.items():
-            source, key = _place_of(slot) if type(slot.source.container) is Variable else (slot.source, slot.key)
+            source, key = _place_of(slot)
             if slot.steps:
                 rows.append(self._row("", slot.path, source, key, read(source.container, key)))
             else:
                 rows.append(_guard(("", slot.path, source, key, held.value, held)))
         self._add(lambda: rows)
         sized = [source for source in state.containers.values() if type(source.container) is not Variable]
-        lengths = [len(source.container) for source in sized]
-        self._add(lambda: map(_of_length, sized, lengths))
+        lengths = [(source, len(source.container)) for source in sized]
+        self._add(lambda: starmap(partial(_of_whole, "len", LENGTH), lengths))
         ordered = [(source, keys_of(source.container)) for source in sized if source.is_ordered]
-        self._add(lambda: starmap(_of_order, ordered))
+        self._add(lambda: starmap(partial(_of_whole, "list", ORDER), ordered))
+        classes = [*_classes_of(state)]
+        self._add(lambda: (row for each in classes for row in each.guards({})))
 
     def changed_inside(self) -> PythonGuard | None:
         """The first guard whose value has changed inside since it was taken, if any."""
-        rows, memo = self._holding if self._later is not None and not any(self._empty) else self.rows, self.memo()
+        modules = self._modules.values()
+        hooked = any(id(hooks) not in module.entered for module in modules for hooks in hooks_in(module.content))
+        rows, memo = self._holding if self._later is not None and not hooked else self.rows, self.memo()
         is_changed = any(row.has_changed_inside(memo) for row in rows)
         return next((row for row in self.rows if row.has_changed_inside(memo)), None) if is_changed else None
 
@@ -542,5 +546,8 @@ def changed_containers(metadata: ProgramMetadata, state: StateWalk) -> set[int]:
 
 def _place_of(slot: Slot) -> tuple[ContainerSource, Any]:
     """The container and key of a slot's value: for a variable of a function, its cell or the globals."""
-    container, key = place_of(slot.container, slot.key)
-    return slot.source if container is slot.container else ContainerSource(container, slot.path), key
+    source = slot.source
+    if type(source.container) is not Variable:
+        return source, slot.key
+    container, key = source.container.place
+    return ContainerSource(container, slot.path), key

@@ -267,6 +267,41 @@ def module_of_settings() -> World:
     return lambda x: x * holder.config.k * holder.config.more["k"], lambda: vars(config).update(k=3.0)
 
 
+def attributes_behind_a_property() -> World:
+    class Shown(Counted):
+        @property
+        def __dict__(self) -> dict[str, Any]:  # type: ignore[override]
+            return {}
+
+    held = Shown(1.0)
+    return lambda x: held.scaled(x), lambda: setattr(held, "k", 3.0)
+
+
+def attributes_of_a_thread() -> World:
+    class Local(threading.local):
+        k = 1.0
+
+    held = Local()
+    held.k = 2.0
+    return lambda x: x * held.k, lambda: setattr(held, "k", 3.0)
+
+
+def class_of_no_module() -> World:
+    class Scaled(torch.nn.Module):
+        __module__ = None  # type: ignore[assignment]
+        k = 1.0
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.k
+
+    held, model = type("Held", (), {"__module__": 5, "k": 2.0})(), Scaled()
+
+    def change() -> None:
+        held.k = model.k = 3.0
+
+    return lambda x: model(x) * held.k, change
+
+
 WORLDS: list[Callable[[], World]] = [
     *(namespace_of_arguments, event, waiting, configuration, weak_set, weak_values, weak_method),
     *(weakly_keyed_by_tensors, weakly_keyed_by_objects),
@@ -281,6 +316,7 @@ WORLDS: list[Callable[[], World]] = [
         keys_that_compare_themselves,
     ),
     *(members, class_of_a_class, one_object, module_of_settings),
+    *(attributes_behind_a_property, attributes_of_a_thread, class_of_no_module),
 ]
 
 
