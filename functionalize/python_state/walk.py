@@ -230,7 +230,7 @@ class StateWalk:
         if not named:
             self._enter_keys(source, container if isinstance(container, SetItems) else keys, path, held)
         prefix, is_dict = f"{path}." if path else "", type(container) is dict
-        skips = self.of_state and isinstance(value, torch.nn.Module) and container is value.__dict__
+        skips = self.of_state and is_module(value) and container is value.__dict__
         for index, key in enumerate(keys):
             item = container[key] if is_dict else entry(container, key)
             if skips and is_constant(item):
@@ -259,8 +259,8 @@ def _is_ordered(value: Any, container: Container, module: bool) -> bool:
 
 
 def is_module(value: Any) -> bool:
-    """Whether a value is a module, whose parameters, buffers and modules are state."""
-    return isinstance(value, torch.nn.Module)
+    """Whether a value is a module, whose parameters, buffers and modules are state, whatever ``__class__`` says."""
+    return issubclass(type(value), torch.nn.Module)
 
 
 def joined(path: str, key: Any) -> str:

@@ -478,3 +478,26 @@ def test_proxies_of_tensors_modules_and_of_what_is_gone() -> None:
         expected = program(torch.ones(2))
         weight.fill_(number)
         assert torch.equal(captured(torch.ones(2)), expected) and torch.equal(weight, torch.full((2,), number + 1.0))
+
+
+class Posing:
+    """Adds up what it is called with, and says that it is a module."""
+
+    def __init__(self) -> None:
+        self.total = torch.zeros(2)
+
+    @property
+    def __class__(self) -> Any:
+        return torch.nn.Module
+
+    def __call__(self, x: Tensor) -> Tensor:
+        self.total = self.total + x
+        return self.total * 2
+
+
+def test_an_object_that_only_says_that_it_is_a_module() -> None:
+    mine, eager, x = Posing(), Posing(), torch.ones(2)
+    program = capture(lambda x: mine(x) + 1, (x,))
+    for _ in range(3):
+        assert torch.equal(program(x), eager(x) + 1)
+        assert torch.equal(mine.total, eager.total)
