@@ -21,14 +21,14 @@ import torch
 from functionalize._torch import pytree
 from functionalize._torch.subclasses.wrappers import plain_part
 from functionalize.backends.array_sizes import ArraySizes
-from functionalize.backends.export.wrappers import refuse_wrappers
 from functionalize.backends.frozen_numbers import freeze_numbers
 from functionalize.backends.interpreter import Backend, Interpreter, UnknownNumberError, refusal, without_dead
 from functionalize.backends.leaves import Leaf as _Leaf
 from functionalize.backends.leaves import in_key_order, no_array, plain
-from functionalize.backends.new_values import changes_metadata, unlike_arrays, with_new_values
-from functionalize.backends.shared_memory import check_one_value, passed_state, with_shared_memory
-from functionalize.backends.stopped_gradients import stopped_gradients
+from functionalize.backends.preparation.new_values import changes_metadata, unlike_arrays, with_new_values
+from functionalize.backends.preparation.shared_memory import check_one_value, passed_state, with_shared_memory
+from functionalize.backends.preparation.stopped_gradients import stopped_gradients
+from functionalize.backends.preparation.wrappers import refuse_wrappers
 from functionalize.errors import DataDependentError, UnsupportedProgramError
 from functionalize.python_state.reconstruct import GraphNumber, Maker, Walked, tensors_in
 from functionalize.runtime.arguments import CallArguments

@@ -36,7 +36,7 @@ from functionalize.backends.export.steady import exportable
 from functionalize.backends.export.taking_apart import sizes_stay_free, taken_apart
 from functionalize.backends.export.views import with_views
 from functionalize.backends.own_decompositions import ROUNDED
-from functionalize.backends.stopped_gradients import has_floats, stopped_gradients
+from functionalize.backends.preparation.stopped_gradients import has_floats, stopped_gradients
 from functionalize.errors import UnsupportedExportError
 from functionalize.graph_capture.capture import capture
 from functionalize.runtime.calls.program import CapturedProgram

@@ -18,7 +18,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 from functionalize.backends.decompose import decomposed, is_operator, rounds, sized_by_data, without_row, without_stacks
-from functionalize.backends.devices import on_cpu
+from functionalize.backends.preparation.devices import on_cpu
 from functionalize.backends.registry import Lowering, Lowerings
 from functionalize.call_stack import line_of_trace
 from functionalize.errors import UnsupportedProgramError

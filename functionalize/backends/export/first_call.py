@@ -15,10 +15,10 @@ from typing import Any
 import torch
 
 from functionalize.backends.export.effects import Rebinding
-from functionalize.backends.export.example_call import ExampleCall
 from functionalize.backends.export.returned import InputTensor, returned
 from functionalize.backends.export.shared_places import GraphValue
 from functionalize.backends.export.steady import Exportable
+from functionalize.backends.preparation.example_call import ExampleCall
 from functionalize.errors import UnsupportedExportError
 from functionalize.reachability import nodes_behind
 from functionalize.runtime.calls.specialization import Specialization

@@ -28,8 +28,8 @@ from functionalize.backends.export.shared_places import GraphValue
 from functionalize.backends.export.state import CONSTANTS, Arguments
 from functionalize.backends.export.steady import Exportable
 from functionalize.backends.export.views import views_of
-from functionalize.backends.new_values import arguments_with_gradients, is_replaced, unlike_memory
-from functionalize.backends.shared_memory import with_shared_memory
+from functionalize.backends.preparation.new_values import arguments_with_gradients, is_replaced, unlike_memory
+from functionalize.backends.preparation.shared_memory import with_shared_memory
 from functionalize.errors import UnsupportedExportError, UnsupportedProgramError
 from functionalize.runtime.decisions import Decision, same_answer
 from functionalize.runtime.metadata import AliasKind, InputMutation, ProgramMetadata

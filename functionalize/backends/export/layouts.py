@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from functionalize.backends.export.example_call import concrete
+from functionalize.backends.preparation.example_call import concrete
 from functionalize.errors import UnsupportedExportError
 
 aten = torch.ops.aten

@@ -15,10 +15,10 @@ import torch
 
 from functionalize._torch import pytree
 from functionalize.backends.export.effects import Substitutes, applied
-from functionalize.backends.export.example_call import ExampleCall
 from functionalize.backends.export.shared_places import GraphValue
 from functionalize.backends.export.state import CONSTANTS
 from functionalize.backends.nests import Rebuilt, rebuilt
+from functionalize.backends.preparation.example_call import ExampleCall
 from functionalize.errors import UnsupportedProgramError
 from functionalize.python_state.walk import StateWalk
 

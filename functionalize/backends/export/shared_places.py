@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from functionalize.backends.export.example_call import ExampleCall
+from functionalize.backends.preparation.example_call import ExampleCall
 from functionalize.errors import UnsupportedExportError
 from functionalize.python_state.containers import place_of
 from functionalize.python_state.slots import Slot

@@ -16,7 +16,7 @@ from torch.export.graph_signature import InputKind
 from functionalize._torch import pytree
 from functionalize.aliasing.geometry import Layout
 from functionalize.aliasing.strided_layout import tensor_at
-from functionalize.backends.export.example_call import ExampleCall
+from functionalize.backends.preparation.example_call import ExampleCall
 from functionalize.errors import UnsupportedExportError
 from functionalize.runtime.call_tree import ArgumentRef, ObjectLeaf
 

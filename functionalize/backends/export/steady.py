@@ -23,7 +23,8 @@ from torch.fx.node import map_arg
 from functionalize._torch.autograd import leave_gradient
 from functionalize._torch.exporting import STATE_KINDS
 from functionalize.backends.export.effects import EffectReader, applied, changed_entries
-from functionalize.backends.export.example_call import (
+from functionalize.backends.export.returned import Returned, returned
+from functionalize.backends.preparation.example_call import (
     ExampleCall,
     as_called_now,
     concrete,
@@ -31,7 +32,6 @@ from functionalize.backends.export.example_call import (
     refuse_schedules,
     with_arguments_apart,
 )
-from functionalize.backends.export.returned import Returned, returned
 from functionalize.errors import UnsupportedProgramError
 from functionalize.python_state.containers import ABSENT, entry, write
 from functionalize.python_state.reconstruct import Maker

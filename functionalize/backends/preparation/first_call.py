@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from functionalize.aliasing.geometry import Layout
-from functionalize.backends.export.example_call import concrete
+from functionalize.backends.preparation.example_call import concrete
 from functionalize.python_state.containers import assign, copy_of
 from functionalize.python_state.reconstruct import Maker, tensors_in
 from functionalize.runtime.arguments import CallArguments

@@ -13,7 +13,7 @@ from torch.fx import Graph, Node
 
 from functionalize.aliasing.geometry import Layout
 from functionalize.aliasing.view_rules import VIEW_RULES
-from functionalize.backends.shared_memory import Memory, are_alike, call_node, groups_of
+from functionalize.backends.preparation.shared_memory import Memory, are_alike, call_node, groups_of
 from functionalize.runtime.metadata import InputMutation, ProgramMetadata
 
 

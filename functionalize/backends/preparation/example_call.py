@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from functionalize._torch import OFFSET, SYMBOLS, pytree
 from functionalize.aliasing.geometry import Layout
 from functionalize.aliasing.strided_layout import tensor_at
-from functionalize.backends.export.wrappers import of_parts, passes_wrappers, refuse_wrappers
+from functionalize.backends.preparation.wrappers import of_parts, passes_wrappers, refuse_wrappers
 from functionalize.call_stack import decisive_line
 from functionalize.errors import UnsupportedExportError, UnsupportedProgramError
 from functionalize.python_state.walk import StateWalk
