@@ -17,7 +17,14 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
-from functionalize.backends.decompose import decomposed, is_operator, rounds, sized_by_data, without_row, without_stacks
+from functionalize.backends.decompositions.decompose import (
+    decomposed,
+    is_operator,
+    rounds,
+    sized_by_data,
+    without_row,
+    without_stacks,
+)
 from functionalize.backends.preparation.devices import on_cpu
 from functionalize.backends.registry import Lowering, Lowerings
 from functionalize.call_stack import line_of_trace

@@ -16,9 +16,9 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from functionalize._torch import OpOverload
-from functionalize.backends.decompose import decomposed
+from functionalize.backends.decompositions.decompose import decomposed
+from functionalize.backends.decompositions.own import DIFFERING
 from functionalize.backends.export.views import remade
-from functionalize.backends.own_decompositions import DIFFERING
 
 
 def in_core(exported: ExportedProgram) -> ExportedProgram:

@@ -17,7 +17,7 @@ from torch.fx import Node
 
 from functionalize._torch import BEGIN, LAYOUT, OFFSET, SYMBOLS, pytree
 from functionalize._torch.exporting import ExportFakes, viewing
-from functionalize.backends.decompose import for_export, without_scales
+from functionalize.backends.decompositions.decompose import for_export, without_scales
 from functionalize.backends.export.emitter import Emitter
 from functionalize.backends.export.inputs import ExportInputs
 from functionalize.backends.export.layouts import assert_arguments, counts_from_storage

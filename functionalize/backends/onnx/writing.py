@@ -26,6 +26,9 @@ from torch.fx import Node
 from functionalize._torch import pytree
 from functionalize._torch.exporting import named_sizes
 from functionalize._torch.onnx import by_torch, by_torch_if_wide, decompositions, quiet, translate, untranslated
+from functionalize.backends.decompositions.opmath import SPELT_OUT
+from functionalize.backends.decompositions.own import DECOMPOSITIONS
+from functionalize.backends.decompositions.primitives import VIEWS
 from functionalize.backends.export.core_aten import without_differing
 from functionalize.backends.export.taking_apart import sizes_stay_free, taken_apart, user_line
 from functionalize.backends.export.views import with_views
@@ -49,10 +52,7 @@ from functionalize.backends.onnx.rewrites import (
 )
 from functionalize.backends.onnx.sharing import shared_memory
 from functionalize.backends.onnx.verification import check_values, refuse_random
-from functionalize.backends.opmath import SPELT_OUT
-from functionalize.backends.own_decompositions import DECOMPOSITIONS
 from functionalize.backends.preparation.devices import program_on_cpu
-from functionalize.backends.primitives import VIEWS
 from functionalize.errors import UnsupportedExportError
 from functionalize.runtime.calls.program import CapturedProgram
 from functionalize.runtime.capturing import CAPTURING

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 from torch.fx import Graph
 
-from functionalize.backends import gpu_kernels, recurrent_layers
+from functionalize.backends.decompositions.families import gpu_kernels, recurrent_layers
 from functionalize.backends.preparation.devices import on_cpu
 
 aten = torch.ops.aten

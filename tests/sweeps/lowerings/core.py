@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from functionalize._torch.decompositions import decomposition_of
-from functionalize.backends.own_decompositions import DECOMPOSITIONS
+from functionalize.backends.decompositions.own import DECOMPOSITIONS
 from functionalize.backends.registry import view_of
 from functionalize.ops.tables import row
 

@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 
-from functionalize.backends.antialiasing import ANTIALIASED
-from functionalize.backends.attention import ATTENTION
-from functionalize.backends.backwards import BACKWARDS, DIFFERENTIATED
-from functionalize.backends.embedding_bags import BAGS
-from functionalize.backends.gpu_kernels import GPU_KERNELS
-from functionalize.backends.quantization import QUANTIZATION
-from functionalize.backends.recurrent_layers import LAYERS
+from functionalize.backends.decompositions.families.antialiasing import ANTIALIASED
+from functionalize.backends.decompositions.families.attention import ATTENTION
+from functionalize.backends.decompositions.families.backwards import BACKWARDS, DIFFERENTIATED
+from functionalize.backends.decompositions.families.embedding_bags import BAGS
+from functionalize.backends.decompositions.families.gpu_kernels import GPU_KERNELS
+from functionalize.backends.decompositions.families.quantization import QUANTIZATION
+from functionalize.backends.decompositions.families.recurrent_layers import LAYERS
 
 aten = torch.ops.aten
 

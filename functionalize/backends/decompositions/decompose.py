@@ -19,12 +19,13 @@ from torch.fx.node import map_arg
 
 from functionalize._torch import OpOverload, pytree, unbacked
 from functionalize._torch.decompositions import HigherOrderOperator, decomposition_of, traced_call
-from functionalize.backends import interpolation, opmath, optimizer_steps
-from functionalize.backends.antialiasing import ANTIALIASED
-from functionalize.backends.attention import is_differentiated
-from functionalize.backends.backwards import OF_INTERPOLATIONS
-from functionalize.backends.own_decompositions import DECOMPOSITIONS, ROUNDED
-from functionalize.backends.primitives import PRIMITIVES
+from functionalize.backends.decompositions import opmath
+from functionalize.backends.decompositions.families import interpolation, optimizer_steps
+from functionalize.backends.decompositions.families.antialiasing import ANTIALIASED
+from functionalize.backends.decompositions.families.attention import is_differentiated
+from functionalize.backends.decompositions.families.backwards import OF_INTERPOLATIONS
+from functionalize.backends.decompositions.own import DECOMPOSITIONS, ROUNDED
+from functionalize.backends.decompositions.primitives import PRIMITIVES
 from functionalize.call_stack import line_of_trace
 from functionalize.ops.tables import row
 from functionalize.transform.api import functionalize

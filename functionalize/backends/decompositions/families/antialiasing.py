@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from functionalize.backends.backwards import along, transposed
+from functionalize.backends.decompositions.families.backwards import along, transposed
 
 aten = torch.ops.aten
 Function = Callable[..., Any]
