@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from functionalize.backends.interpreter import Call
+from functionalize.backends.arrays.interpreter import Call
 from functionalize.backends.jax.lowerings.derivatives import absolute, bounded, held
 from functionalize.backends.jax.lowerings.elementwise import rounded
 from functionalize.backends.jax.lowerings.registry import lowering

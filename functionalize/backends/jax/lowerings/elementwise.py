@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import torch
 from jax.scipy import special
 
-from functionalize.backends.interpreter import Call
+from functionalize.backends.arrays.interpreter import Call
 from functionalize.backends.jax.lowerings import derivatives
 from functionalize.backends.jax.lowerings.registry import lowering
 from functionalize.backends.jax.lowerings.special import digamma, polygamma, zeta

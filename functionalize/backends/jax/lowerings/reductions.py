@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from functionalize.backends.interpreter import Call
+from functionalize.backends.arrays.interpreter import Call
 from functionalize.backends.jax.lowerings.derivatives import absolute, of_order, root
 from functionalize.backends.jax.lowerings.elementwise import logaddexp, rounded
 from functionalize.backends.jax.lowerings.registry import lowering

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from functionalize.backends.interpreter import Call
+from functionalize.backends.arrays.interpreter import Call
 from functionalize.backends.jax.lowerings.registry import lowering
 from functionalize.backends.jax.values import cast, dtype_of, promoted
 

@@ -20,11 +20,11 @@ import torch
 
 from functionalize._torch import pytree
 from functionalize._torch.subclasses.wrappers import plain_part
-from functionalize.backends.array_sizes import ArraySizes
-from functionalize.backends.frozen_numbers import freeze_numbers
-from functionalize.backends.interpreter import Backend, Interpreter, UnknownNumberError, refusal, without_dead
-from functionalize.backends.leaves import Leaf as _Leaf
-from functionalize.backends.leaves import in_key_order, no_array, plain
+from functionalize.backends.arrays.frozen_numbers import freeze_numbers
+from functionalize.backends.arrays.interpreter import Backend, Interpreter, UnknownNumberError, refusal, without_dead
+from functionalize.backends.arrays.leaves import Leaf as _Leaf
+from functionalize.backends.arrays.leaves import in_key_order, no_array, plain
+from functionalize.backends.arrays.sizes import ArraySizes
 from functionalize.backends.preparation.new_values import changes_metadata, unlike_arrays, with_new_values
 from functionalize.backends.preparation.shared_memory import check_one_value, passed_state, with_shared_memory
 from functionalize.backends.preparation.stopped_gradients import stopped_gradients

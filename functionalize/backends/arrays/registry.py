@@ -56,8 +56,9 @@ class Lowerings(Mapping[Any, Lowering]):
 
         Args:
             ops: such as ``torch.ops.aten.add.Tensor``, ``torch.ops.aten.add``, ``math.sqrt``.
-            takes_call: whether the rule's first argument is the :class:`~functionalize.backends.interpreter.Call`,
-                which knows the dtype of the result, draws random keys and runs the graphs of higher-order operators.
+            takes_call: whether the rule's first argument is the
+                :class:`~functionalize.backends.arrays.interpreter.Call`, which knows the dtype of the result, draws
+                random keys and runs the graphs of higher-order operators.
         """
 
         def register(rule: Rule) -> Rule:

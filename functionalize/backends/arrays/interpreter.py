@@ -17,6 +17,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
+from functionalize.backends.arrays.registry import Lowering, Lowerings
 from functionalize.backends.decompositions.decompose import (
     decomposed,
     is_operator,
@@ -26,7 +27,6 @@ from functionalize.backends.decompositions.decompose import (
     without_stacks,
 )
 from functionalize.backends.preparation.devices import on_cpu
-from functionalize.backends.registry import Lowering, Lowerings
 from functionalize.call_stack import line_of_trace
 from functionalize.errors import UnsupportedProgramError
 from functionalize.ops import tables
