@@ -27,15 +27,15 @@ from torch.fx import Node
 from functionalize._torch import pytree
 from functionalize._torch.exporting import symbols_of
 from functionalize.backends.decompositions.own import ROUNDED
-from functionalize.backends.export.core_aten import in_core, unshared, without_differing
-from functionalize.backends.export.explicit_state import with_explicit_state
-from functionalize.backends.export.first_call import check_first_call
 from functionalize.backends.export.graph import ExportGraph, symbolic_sizes
+from functionalize.backends.export.passes.core_aten import in_core, unshared, without_differing
+from functionalize.backends.export.passes.explicit_state import with_explicit_state
+from functionalize.backends.export.passes.taking_apart import sizes_stay_free, taken_apart
+from functionalize.backends.export.passes.views import with_views
 from functionalize.backends.export.refused_nodes import refused_layouts
-from functionalize.backends.export.shared_places import GraphValue
-from functionalize.backends.export.steady import exportable
-from functionalize.backends.export.taking_apart import sizes_stay_free, taken_apart
-from functionalize.backends.export.views import with_views
+from functionalize.backends.export.signature.first_call import check_first_call
+from functionalize.backends.export.signature.shared_places import GraphValue
+from functionalize.backends.export.signature.steady import exportable
 from functionalize.backends.preparation.stopped_gradients import has_floats, stopped_gradients
 from functionalize.errors import UnsupportedExportError
 from functionalize.graph_capture.capture import capture

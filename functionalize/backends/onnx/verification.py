@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from functionalize._torch import pytree
-from functionalize.backends.export.state import Arguments
+from functionalize.backends.export.signature.state import Arguments
 from functionalize.backends.onnx.options import Call
 from functionalize.backends.onnx.runner import OnnxProgram
 from functionalize.backends.preparation.example_call import ExampleCall

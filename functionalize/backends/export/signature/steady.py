@@ -22,8 +22,8 @@ from torch.fx.node import map_arg
 
 from functionalize._torch.autograd import leave_gradient
 from functionalize._torch.exporting import STATE_KINDS
-from functionalize.backends.export.effects import EffectReader, applied, changed_entries
-from functionalize.backends.export.returned import Returned, returned
+from functionalize.backends.export.signature.effects import EffectReader, applied, changed_entries
+from functionalize.backends.export.signature.returned import Returned, returned
 from functionalize.backends.preparation.example_call import (
     ExampleCall,
     as_called_now,

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from functionalize.backends.export.effects import Rebinding
-from functionalize.backends.export.returned import InputTensor, returned
-from functionalize.backends.export.shared_places import GraphValue
-from functionalize.backends.export.steady import Exportable
+from functionalize.backends.export.signature.effects import Rebinding
+from functionalize.backends.export.signature.returned import InputTensor, returned
+from functionalize.backends.export.signature.shared_places import GraphValue
+from functionalize.backends.export.signature.steady import Exportable
 from functionalize.backends.preparation.example_call import ExampleCall
 from functionalize.errors import UnsupportedExportError
 from functionalize.reachability import nodes_behind

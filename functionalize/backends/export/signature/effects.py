@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from functionalize.backends.export.shared_places import GraphValue, Place, SharedPlaces, place_in
+from functionalize.backends.export.signature.shared_places import GraphValue, Place, SharedPlaces, place_in
 from functionalize.backends.preparation.example_call import ExampleCall
 from functionalize.errors import UnsupportedExportError
 from functionalize.python_state.containers import ABSENT, MAPPINGS, assign, copy_of, unchanged

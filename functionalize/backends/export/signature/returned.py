@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from functionalize._torch import pytree
-from functionalize.backends.export.effects import Substitutes, applied
-from functionalize.backends.export.shared_places import GraphValue
-from functionalize.backends.export.state import CONSTANTS
+from functionalize.backends.export.signature.effects import Substitutes, applied
+from functionalize.backends.export.signature.shared_places import GraphValue
+from functionalize.backends.export.signature.state import CONSTANTS
 from functionalize.backends.nests import Rebuilt, rebuilt
 from functionalize.backends.preparation.example_call import ExampleCall
 from functionalize.errors import UnsupportedProgramError

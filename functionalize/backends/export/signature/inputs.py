@@ -13,8 +13,8 @@ import torch
 from torch.export.graph_signature import InputKind
 
 from functionalize._torch.exporting import STATE_KINDS
-from functionalize.backends.export.state import Arguments, ExportInput, attribute_paths, copied
-from functionalize.backends.export.steady import Exportable
+from functionalize.backends.export.signature.state import Arguments, ExportInput, attribute_paths, copied
+from functionalize.backends.export.signature.steady import Exportable
 from functionalize.backends.preparation.shared_memory import passed_state
 from functionalize.graph_capture.inputs.inputs import fresh_name
 from functionalize.python_state.slots import NumberSlot

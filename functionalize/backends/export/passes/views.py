@@ -19,7 +19,7 @@ from torch.fx.node import map_arg
 
 from functionalize._torch.exporting import viewing
 from functionalize.aliasing.geometry import Layout
-from functionalize.backends.export.layouts import ADDRESSING
+from functionalize.backends.export.signature.layouts import ADDRESSING
 
 aten = torch.ops.aten
 # A value may have other strides than the program's tensor had, and be no view of that size: torch decides.

@@ -18,7 +18,7 @@ from torch.fx import Node
 from functionalize._torch import OpOverload
 from functionalize.backends.decompositions.decompose import decomposed
 from functionalize.backends.decompositions.own import DIFFERING
-from functionalize.backends.export.views import remade
+from functionalize.backends.export.passes.views import remade
 
 
 def in_core(exported: ExportedProgram) -> ExportedProgram:
