@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import torch
 
 from functionalize.backends.arrays.interpreter import Call
-from functionalize.backends.jax.lowerings.derivatives import absolute, of_order, root
-from functionalize.backends.jax.lowerings.elementwise import logaddexp, rounded
+from functionalize.backends.jax.lowerings.arithmetic.derivatives import absolute, of_order, root
+from functionalize.backends.jax.lowerings.arithmetic.elementwise import logaddexp, rounded
 from functionalize.backends.jax.lowerings.registry import lowering
 from functionalize.backends.jax.values import cast, category, opmath
 

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import torch
 
 from functionalize.backends.arrays.interpreter import Call
-from functionalize.backends.jax.lowerings.derivatives import absolute, bounded, held
-from functionalize.backends.jax.lowerings.elementwise import rounded
+from functionalize.backends.jax.lowerings.arithmetic.derivatives import absolute, bounded, held
+from functionalize.backends.jax.lowerings.arithmetic.elementwise import rounded
 from functionalize.backends.jax.lowerings.registry import lowering
 from functionalize.backends.jax.values import cast
 

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from functionalize.backends.jax.lowerings.derivatives import absolute, of_order
+from functionalize.backends.jax.lowerings.arithmetic.derivatives import absolute, of_order
 from functionalize.backends.jax.lowerings.registry import lowering
 from functionalize.backends.jax.values import cast, opmath
 

@@ -14,9 +14,9 @@ import torch
 from jax.scipy import special
 
 from functionalize.backends.arrays.interpreter import Call
-from functionalize.backends.jax.lowerings import derivatives
+from functionalize.backends.jax.lowerings.arithmetic import derivatives
+from functionalize.backends.jax.lowerings.arithmetic.special import digamma, polygamma, zeta
 from functionalize.backends.jax.lowerings.registry import lowering
-from functionalize.backends.jax.lowerings.special import digamma, polygamma, zeta
 from functionalize.backends.jax.values import as_float, cast, category, promoted
 
 aten = torch.ops.aten

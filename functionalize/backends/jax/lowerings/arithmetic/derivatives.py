@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 from jax.scipy import special
 
-from functionalize.backends.jax.lowerings.special import digamma
+from functionalize.backends.jax.lowerings.arithmetic.special import digamma
 
 Array = Any
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from functionalize.backends.jax.lowerings.derivatives import evenly
+from functionalize.backends.jax.lowerings.arithmetic.derivatives import evenly
 from functionalize.backends.jax.lowerings.registry import lowering
 
 aten = torch.ops.aten
