@@ -18,7 +18,7 @@ import onnx_ir
 
 from functionalize._torch import pytree
 from functionalize.backends.nests import Rebuilt, is_value, steps_of
-from functionalize.backends.onnx.sizes import renamed
+from functionalize.backends.onnx.convention.sizes import renamed
 
 
 class Names:

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import onnx
 import torch
 
-from functionalize.backends.onnx.convention import KEY, Convention, State
+from functionalize.backends.onnx.convention.metadata import KEY, Convention, State
 
 if TYPE_CHECKING:  # loads onnxscript's packages, which a file that is run needs not
-    from functionalize.backends.onnx.naming import Names
+    from functionalize.backends.onnx.convention.naming import Names
 
 _IN_METADATA = 2**26  # bytes
 

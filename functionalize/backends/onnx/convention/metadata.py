@@ -16,7 +16,7 @@ import onnx
 import torch
 
 from functionalize._torch import pytree
-from functionalize.backends.onnx.sizes import Sizes
+from functionalize.backends.onnx.convention.sizes import Sizes
 
 KEY, FORMAT = "functionalize", 4
 ELEMENTS: dict[torch.dtype, int] = {  # ONNX's numbers for types
