@@ -19,7 +19,7 @@ from functionalize.backends.arrays.interpreter import Backend, UnknownNumberErro
 from functionalize.backends.arrays.leaves import is_sortable, with_ordered
 from functionalize.backends.arrays.program import Prepared, Written
 from functionalize.backends.arrays.registry import Lowerings
-from functionalize.backends.exported_program import to_exported_program
+from functionalize.backends.export.exported_program import to_exported_program
 from functionalize.backends.jax.asserted_decisions import with_decisions
 from functionalize.backends.jax.backward import with_own_gradients
 from functionalize.backends.jax.first_call import program_of

@@ -29,10 +29,10 @@ from functionalize._torch.onnx import by_torch, by_torch_if_wide, decompositions
 from functionalize.backends.decompositions.opmath import SPELT_OUT
 from functionalize.backends.decompositions.own import DECOMPOSITIONS
 from functionalize.backends.decompositions.primitives import VIEWS
+from functionalize.backends.export.exported_program import to_exported_program
 from functionalize.backends.export.passes.core_aten import without_differing
 from functionalize.backends.export.passes.taking_apart import sizes_stay_free, taken_apart, user_line
 from functionalize.backends.export.passes.views import with_views
-from functionalize.backends.exported_program import to_exported_program
 from functionalize.backends.onnx.convention.first_state import write_first_values
 from functionalize.backends.onnx.convention.metadata import ELEMENTS, KEY
 from functionalize.backends.onnx.convention.naming import provisional, rename, rename_sizes
