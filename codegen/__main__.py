@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 
 from . import diff, emit, exceptions, explain, rules
-from .sources import Source, installed_source, source_at
-from .spec import SpecError
+from .native_functions.sources import Source, installed_source, source_at
+from .native_functions.spec import SpecError
 from .tables import Tables, build
 
 _DESCRIPTION = "Generates the tables of functionalize from PyTorch's native_functions.yaml."

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from .autogen import functional_returns, tensor_options
 from .columns import Kind, ViewKind
-from .schema import OpName, Schema
-from .spec import Entry
+from .native_functions.autogen import functional_returns, tensor_options
+from .native_functions.schema import OpName, Schema
+from .native_functions.spec import Entry
 
 
 def kind(schema: Schema) -> Kind:

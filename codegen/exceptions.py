@@ -12,7 +12,7 @@ from pathlib import Path
 
 from . import classify
 from .columns import ViewKind
-from .spec import Entry, SpecError, items
+from .native_functions.spec import Entry, SpecError, items
 from .treatments import TREATMENTS, Override
 
 FILE = Path(__file__).with_name("exceptions.yaml")

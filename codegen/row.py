@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from . import classify
-from .autogen import tensor_options, unreturned
 from .columns import Kind, OpRow, ViewKind, Written
-from .schema import Schema
-from .spec import Entry
+from .native_functions.autogen import tensor_options, unreturned
+from .native_functions.schema import Schema
+from .native_functions.spec import Entry
 
 
 def from_text(entry: Entry, partners: classify.Partners) -> OpRow:

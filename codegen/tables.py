@@ -10,12 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from . import classify
-from .autogen import expand
 from .columns import Kind, OpRow, ViewKind
 from .exceptions import check_applies
+from .native_functions.autogen import expand
+from .native_functions.sources import Source
+from .native_functions.spec import Entry, Spec, SpecError, read
 from .row import from_text
-from .sources import Source
-from .spec import Entry, Spec, SpecError, read
 from .treatments import TREATMENTS, Override
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from . import classify
 from .columns import Kind, OpRow, ViewKind
+from .native_functions.schema import Parameter, Schema
+from .native_functions.spec import Entry, SpecError
 from .row import written_rows
-from .schema import Parameter, Schema
-from .spec import Entry, SpecError
 
 
 @dataclass(frozen=True)

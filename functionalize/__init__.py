@@ -43,7 +43,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from functionalize.backends.dynamo import dynamo_backend as dynamo_backend
-    from functionalize.backends.exported_program import from_exported_program as from_exported_program
+    from functionalize.backends.export.exported_program import from_exported_program as from_exported_program
     from functionalize.backends.jax.jaxify import jaxify as jaxify
     from functionalize.deferred.api import (
         deferred_init,
@@ -118,7 +118,7 @@ _HOME = dict.fromkeys(__all__, "functionalize.errors") | {
     "Variant": "functionalize.runtime.calls.variants",
     "capture": "functionalize.graph_capture.capture",
     "dynamo_backend": "functionalize.backends.dynamo",
-    "from_exported_program": "functionalize.backends.exported_program",
+    "from_exported_program": "functionalize.backends.export.exported_program",
     "functionalize": "functionalize.transform.api",
     "jaxify": "functionalize.backends.jax.jaxify",
 }

@@ -13,16 +13,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from functionalize.backends.array_program import ArrayProgram as ArrayProgram
-    from functionalize.backends.interpreter import Backend as Backend
-    from functionalize.backends.interpreter import Interpreter as Interpreter
-    from functionalize.backends.registry import Lowerings as Lowerings
+    from functionalize.backends.arrays.interpreter import Backend as Backend
+    from functionalize.backends.arrays.interpreter import Interpreter as Interpreter
+    from functionalize.backends.arrays.program import ArrayProgram as ArrayProgram
+    from functionalize.backends.arrays.registry import Lowerings as Lowerings
 
 _HOME = {
-    "ArrayProgram": "functionalize.backends.array_program",
-    "Backend": "functionalize.backends.interpreter",
-    "Interpreter": "functionalize.backends.interpreter",
-    "Lowerings": "functionalize.backends.registry",
+    "ArrayProgram": "functionalize.backends.arrays.program",
+    "Backend": "functionalize.backends.arrays.interpreter",
+    "Interpreter": "functionalize.backends.arrays.interpreter",
+    "Lowerings": "functionalize.backends.arrays.registry",
 }
 
 

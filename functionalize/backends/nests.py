@@ -5,7 +5,8 @@ dicts whose keys are tuples have no place there. Each is a :class:`Rebuilt` node
 what it is, its children are what it holds.
 
 Invariant: what is made of a node's text and children equals what the program returned. Limits: the values of
-``_VALUES``; classes that can be imported. Who loads such a program from a file imports this package.
+``_VALUES``; classes that can be imported. Who loads such a program from a file imports this package. This module stays
+where it is: files have its name.
 """
 
 from __future__ import annotations

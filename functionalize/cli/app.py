@@ -306,7 +306,8 @@ def operators(
       functionalize ops --kind mutable
       functionalize ops --view multi --match split --json
     """
-    from functionalize.codegen import exceptions, sources, tables
+    from functionalize.codegen import exceptions, tables
+    from functionalize.codegen.native_functions import sources
 
     if not (names or kind or view or random or match):
         raise click.UsageError("name an operator, such as add_.Tensor, or list some with --kind, --view or --match")

@@ -20,8 +20,9 @@ from typing import Any
 
 import torch
 
-from functionalize.codegen import sources
+from functionalize import codegen
 from functionalize.codegen.columns import Kind, OpRow, ViewKind, Written
+from functionalize.codegen.native_functions import sources
 from functionalize.generated import reasons, rows
 
 __all__ = [
@@ -218,7 +219,7 @@ def _cache_folder(source: sources.Source) -> Path | None:
     except RuntimeError:
         return None
     digest = hashlib.sha256(source.sha256.encode())
-    for file in sorted(Path(sources.__file__).parent.rglob("*")):
+    for file in sorted(Path(codegen.__file__).parent.rglob("*")):
         if file.suffix in (".py", ".yaml", ".j2"):
             digest.update(file.read_bytes())
     return parent / "functionalize" / f"tables-{source.torch_version}-{digest.hexdigest()[:16]}"

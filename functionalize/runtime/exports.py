@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
 _BACKENDS = {  # by method: the module, and its function that takes a program
-    "to_exported_program": ("exported_program", "to_exported_program"),
-    "to_core_aten": ("exported_program", "to_core_aten"),
+    "to_exported_program": ("export.exported_program", "to_exported_program"),
+    "to_core_aten": ("export.exported_program", "to_core_aten"),
     "to_onnx": ("onnx", "to_onnx"),
     "to_jax": ("jax.program", "to_jax"),
     "to_stablehlo": ("jax.stablehlo", "write_stablehlo"),

@@ -19,7 +19,7 @@ from functionalize._torch import OpOverload, pytree
 from functionalize._torch.exporting import ExportFakes, copying
 from functionalize.aliasing.geometry import Layout
 from functionalize.aliasing.view_rules import VIEW_RULES, OpCall
-from functionalize.backends.interpolation import counting
+from functionalize.backends.decompositions.families.interpolation import counting
 
 aten = torch.ops.aten
 _KEPT = ("nn_module_stack", "stack_trace", "custom", "unbacked_bindings", "source_fn_stack", "torch_fn")

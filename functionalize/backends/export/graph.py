@@ -17,19 +17,19 @@ from torch.fx import Node
 
 from functionalize._torch import BEGIN, LAYOUT, OFFSET, SYMBOLS, pytree
 from functionalize._torch.exporting import ExportFakes, viewing
-from functionalize.backends.decompose import for_export, without_scales
+from functionalize.backends.decompositions.decompose import for_export, without_scales
 from functionalize.backends.export.emitter import Emitter
-from functionalize.backends.export.inputs import ExportInputs
-from functionalize.backends.export.layouts import assert_arguments, counts_from_storage
 from functionalize.backends.export.numbers import NUMBER, Numbers
+from functionalize.backends.export.passes.views import views_of
 from functionalize.backends.export.refused_nodes import refused_nodes
-from functionalize.backends.export.returned import InputTensor, Returned
-from functionalize.backends.export.shared_places import GraphValue
-from functionalize.backends.export.state import CONSTANTS, Arguments
-from functionalize.backends.export.steady import Exportable
-from functionalize.backends.export.views import views_of
-from functionalize.backends.new_values import arguments_with_gradients, is_replaced, unlike_memory
-from functionalize.backends.shared_memory import with_shared_memory
+from functionalize.backends.export.signature.inputs import ExportInputs
+from functionalize.backends.export.signature.layouts import assert_arguments, counts_from_storage
+from functionalize.backends.export.signature.returned import InputTensor, Returned
+from functionalize.backends.export.signature.shared_places import GraphValue
+from functionalize.backends.export.signature.state import CONSTANTS, Arguments
+from functionalize.backends.export.signature.steady import Exportable
+from functionalize.backends.preparation.new_values import arguments_with_gradients, is_replaced, unlike_memory
+from functionalize.backends.preparation.shared_memory import with_shared_memory
 from functionalize.errors import UnsupportedExportError, UnsupportedProgramError
 from functionalize.runtime.decisions import Decision, same_answer
 from functionalize.runtime.metadata import AliasKind, InputMutation, ProgramMetadata

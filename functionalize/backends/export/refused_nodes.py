@@ -12,7 +12,7 @@ from torch.fx import Graph, Node
 
 from functionalize._torch import VERSION, pytree
 from functionalize._torch.exporting import on_numbers
-from functionalize.backends.decompose import is_operator
+from functionalize.backends.decompositions.decompose import is_operator
 from functionalize.call_stack import line_of_trace
 from functionalize.runtime.calls.specialization import Recorded
 from functionalize.runtime.random_state import fresh_generator

@@ -8,7 +8,7 @@ import importlib.util
 if importlib.util.find_spec("jax") is None:
     raise ModuleNotFoundError("JAX programs need the package jax: pip install 'functionalize[jax]'", name="jax")
 
-from functionalize.backends.array_program import Written as Written
+from functionalize.backends.arrays.program import Written as Written
 from functionalize.backends.jax.jaxify import JaxFunction as JaxFunction
 from functionalize.backends.jax.jaxify import jaxify as jaxify
 from functionalize.backends.jax.lowerings import lowering as lowering

@@ -14,7 +14,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 from torch.fx.node import has_side_effect
 
-from functionalize.backends.exported_program import from_exported_program
+from functionalize.backends.export.exported_program import from_exported_program
 from functionalize.runtime.calls.program import CapturedProgram
 from functionalize.runtime.decisions import Decision
 

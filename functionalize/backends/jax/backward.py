@@ -19,10 +19,10 @@ import torch
 from torch.fx import Node
 
 from functionalize._torch import is_symbolic, pytree
-from functionalize.backends.array_program import RANDOM_KEY, ArrayProgram
-from functionalize.backends.export.example_call import ExampleCall
-from functionalize.backends.export.wrappers import ProgramOfParts
+from functionalize.backends.arrays.program import RANDOM_KEY, ArrayProgram
 from functionalize.backends.jax.values import is_wide, wide_enough
+from functionalize.backends.preparation.example_call import ExampleCall
+from functionalize.backends.preparation.wrappers import ProgramOfParts
 from functionalize.errors import InputMismatchError, UnsupportedProgramError
 from functionalize.python_state.reconstruct import Reconstruction, TensorRef
 from functionalize.python_state.slots import NumberSlot

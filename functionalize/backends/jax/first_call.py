@@ -15,10 +15,10 @@ import jax.numpy as jnp
 import torch
 
 from functionalize._torch import pytree
-from functionalize.backends.array_program import ArrayProgram, Prepared, Written
-from functionalize.backends.first_call import Settled, settled
-from functionalize.backends.interpreter import Backend, UnknownNumberError, refusal
+from functionalize.backends.arrays.interpreter import Backend, UnknownNumberError, refusal
+from functionalize.backends.arrays.program import ArrayProgram, Prepared, Written
 from functionalize.backends.jax.values import is_array, is_number
+from functionalize.backends.preparation.first_call import Settled, settled
 from functionalize.python_state.reconstruct import ObjectRef, references_in
 from functionalize.runtime.calls.specialization import Specialization
 

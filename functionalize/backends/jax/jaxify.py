@@ -14,12 +14,12 @@ from typing import Any
 import torch
 
 from functionalize._torch import pytree
-from functionalize.backends.array_program import RANDOM_KEY
+from functionalize.backends.arrays.leaves import no_array
+from functionalize.backends.arrays.program import RANDOM_KEY
+from functionalize.backends.arrays.registry import Lowerings
 from functionalize.backends.jax.lowerings import lowering
 from functionalize.backends.jax.program import JaxProgram, State, to_jax
 from functionalize.backends.jax.values import is_array, torch_dtype_of
-from functionalize.backends.leaves import no_array
-from functionalize.backends.registry import Lowerings
 from functionalize.errors import UnsupportedProgramError
 from functionalize.graph_capture.capture import capture
 
@@ -34,7 +34,7 @@ def jaxify(function: Callable[..., Any], *, lowerings: Lowerings = lowering, is_
 
     Returns:
         The function, which returns the result of the original as arrays. If the original writes to its arguments, it
-        returns :class:`~functionalize.backends.array_program.Written`: ``(returned, arguments)``, where ``arguments``
+        returns :class:`~functionalize.backends.arrays.program.Written`: ``(returned, arguments)``, where ``arguments``
         maps the names of the written parameters to their new values. See :class:`JaxFunction` for state.
 
     Example:

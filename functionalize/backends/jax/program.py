@@ -15,19 +15,19 @@ import jax
 import jax.numpy as jnp
 
 from functionalize._torch import pytree
-from functionalize.backends.array_program import Prepared, Written
-from functionalize.backends.export.example_call import as_called_now, refuse_schedules, with_arguments_apart
-from functionalize.backends.exported_program import to_exported_program
-from functionalize.backends.interpreter import Backend, UnknownNumberError
+from functionalize.backends.arrays.interpreter import Backend, UnknownNumberError
+from functionalize.backends.arrays.leaves import is_sortable, with_ordered
+from functionalize.backends.arrays.program import Prepared, Written
+from functionalize.backends.arrays.registry import Lowerings
+from functionalize.backends.export.exported_program import to_exported_program
 from functionalize.backends.jax.asserted_decisions import with_decisions
 from functionalize.backends.jax.backward import with_own_gradients
 from functionalize.backends.jax.first_call import program_of
 from functionalize.backends.jax.lowerings import lowering
 from functionalize.backends.jax.symbolic_sizes import SymbolicSizes
 from functionalize.backends.jax.values import as_precise_as_torch, dtype_of, from_torch, is_array, is_wide, wide_enough
-from functionalize.backends.leaves import is_sortable, with_ordered
-from functionalize.backends.registry import Lowerings
-from functionalize.backends.stopped_gradients import stopped_gradients
+from functionalize.backends.preparation.example_call import as_called_now, refuse_schedules, with_arguments_apart
+from functionalize.backends.preparation.stopped_gradients import stopped_gradients
 from functionalize.errors import InputMismatchError, UnsupportedExportError, UnsupportedProgramError
 
 if TYPE_CHECKING:

@@ -19,11 +19,11 @@ import torch
 from jax import export
 
 from functionalize._torch import pytree
-from functionalize.backends.array_program import Written
+from functionalize.backends.arrays.leaves import with_ordered
+from functionalize.backends.arrays.program import Written
 from functionalize.backends.jax.files import read, state_beside, write_one, write_two
 from functionalize.backends.jax.program import UNNAMED, JaxProgram, to_jax
 from functionalize.backends.jax.values import from_torch, is_number, torch_dtype_of
-from functionalize.backends.leaves import with_ordered
 from functionalize.errors import InputMismatchError, UnsupportedProgramError
 
 if TYPE_CHECKING:

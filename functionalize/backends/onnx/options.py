@@ -17,7 +17,7 @@ import onnx
 
 from functionalize._torch import OpOverload
 from functionalize._torch.onnx import DEFAULT_OPSET, OLDEST_OPSET
-from functionalize.backends.onnx.convention import KEY
+from functionalize.backends.onnx.convention.metadata import KEY
 from functionalize.ops import tables
 
 Call = tuple[Sequence[Any], Mapping[str, Any]]

@@ -28,12 +28,12 @@ from torch.fx import Graph, Node
 from functionalize._torch import SYMBOLS, pytree
 from functionalize._torch.symbols.sizes import hint_of
 from functionalize._torch.symbols.symbols import sizes_of
-from functionalize.backends.export.layouts import counts_from_storage, layout_of, serves_layouts
 from functionalize.backends.export.numbers import NUMBER
-from functionalize.backends.onnx.convention import Argument, Check, Convention, Layout, Result, State, spec_of
-from functionalize.backends.onnx.naming import Names, argument_names, result_names
+from functionalize.backends.export.signature.layouts import counts_from_storage, layout_of, serves_layouts
+from functionalize.backends.onnx.convention.metadata import Argument, Check, Convention, Layout, Result, State, spec_of
+from functionalize.backends.onnx.convention.naming import Names, argument_names, result_names
+from functionalize.backends.onnx.convention.sizes import Sizes, evaluate
 from functionalize.backends.onnx.options import Options, named
-from functionalize.backends.onnx.sizes import Sizes, evaluate
 from functionalize.errors import UnsupportedExportError
 
 aten = torch.ops.aten

@@ -14,7 +14,7 @@ from typing import Any
 
 import onnx_ir
 
-from functionalize.backends.onnx.convention import Convention
+from functionalize.backends.onnx.convention.metadata import Convention
 from functionalize.backends.onnx.options import Options
 
 _PACKAGES = ("functionalize", "torch", "onnx", "onnxscript", "onnxruntime")

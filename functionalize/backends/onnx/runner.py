@@ -22,11 +22,11 @@ from torch.utils.dlpack import from_dlpack
 
 from functionalize._torch import FakeTensor, pytree
 from functionalize.aliasing.geometry import Layout
-from functionalize.backends.export.layouts import laid_out, lies_so
-from functionalize.backends.export.state import free_name
-from functionalize.backends.onnx.convention import ELEMENTS, KEY, Convention, Result, spec_of
-from functionalize.backends.onnx.first_state import first_values
-from functionalize.backends.onnx.sharing import lie_alike
+from functionalize.backends.export.signature.layouts import laid_out, lies_so
+from functionalize.backends.export.signature.state import free_name
+from functionalize.backends.onnx.convention.first_state import first_values
+from functionalize.backends.onnx.convention.metadata import ELEMENTS, KEY, Convention, Result, spec_of
+from functionalize.backends.onnx.convention.sharing import lie_alike
 from functionalize.errors import DataDependentError, InputMismatchError
 
 _NAMES = {

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 
 from functionalize._torch import pytree
-from functionalize.backends.export.example_call import ExampleCall
-from functionalize.backends.export.state import Arguments
-from functionalize.backends.export.wrappers import opened
+from functionalize.backends.export.signature.state import Arguments
 from functionalize.backends.onnx.options import Call
 from functionalize.backends.onnx.runner import OnnxProgram
+from functionalize.backends.preparation.example_call import ExampleCall
+from functionalize.backends.preparation.wrappers import opened
 from functionalize.errors import DataDependentError, NotEquivalentError
 from functionalize.graph_capture.inputs.watched_state import WatchedState
 from functionalize.graph_capture.trace.random.random_sources import RandomSources

@@ -26,15 +26,18 @@ from torch.fx import Node
 from functionalize._torch import pytree
 from functionalize._torch.exporting import named_sizes
 from functionalize._torch.onnx import by_torch, by_torch_if_wide, decompositions, quiet, translate, untranslated
-from functionalize.backends.devices import program_on_cpu
-from functionalize.backends.export.core_aten import without_differing
-from functionalize.backends.export.taking_apart import sizes_stay_free, taken_apart, user_line
-from functionalize.backends.export.views import with_views
-from functionalize.backends.exported_program import to_exported_program
-from functionalize.backends.onnx.convention import ELEMENTS, KEY
+from functionalize.backends.decompositions.opmath import SPELT_OUT
+from functionalize.backends.decompositions.own import DECOMPOSITIONS
+from functionalize.backends.decompositions.primitives import VIEWS
+from functionalize.backends.export.exported_program import to_exported_program
+from functionalize.backends.export.passes.core_aten import without_differing
+from functionalize.backends.export.passes.taking_apart import sizes_stay_free, taken_apart, user_line
+from functionalize.backends.export.passes.views import with_views
+from functionalize.backends.onnx.convention.first_state import write_first_values
+from functionalize.backends.onnx.convention.metadata import ELEMENTS, KEY
+from functionalize.backends.onnx.convention.naming import provisional, rename, rename_sizes
+from functionalize.backends.onnx.convention.sharing import shared_memory
 from functionalize.backends.onnx.engine import refuse_what_it_does_not_load
-from functionalize.backends.onnx.first_state import write_first_values
-from functionalize.backends.onnx.naming import provisional, rename, rename_sizes
 from functionalize.backends.onnx.opsets import convert
 from functionalize.backends.onnx.optimize import optimize
 from functionalize.backends.onnx.options import Options
@@ -48,11 +51,8 @@ from functionalize.backends.onnx.rewrites import (
     TRANSLATIONS,
     either,
 )
-from functionalize.backends.onnx.sharing import shared_memory
 from functionalize.backends.onnx.verification import check_values, refuse_random
-from functionalize.backends.opmath import SPELT_OUT
-from functionalize.backends.own_decompositions import DECOMPOSITIONS
-from functionalize.backends.primitives import VIEWS
+from functionalize.backends.preparation.devices import program_on_cpu
 from functionalize.errors import UnsupportedExportError
 from functionalize.runtime.calls.program import CapturedProgram
 from functionalize.runtime.capturing import CAPTURING

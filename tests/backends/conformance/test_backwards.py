@@ -17,7 +17,7 @@ pytest.importorskip("jax")
 pytest.importorskip("onnxruntime")
 
 from functionalize import capture
-from functionalize.backends.backwards import BACKWARDS
+from functionalize.backends.decompositions.families.backwards import BACKWARDS
 from tests.support import routes
 from tests.support.export_programs import step_of
 from tests.support.ledger import RIGHT

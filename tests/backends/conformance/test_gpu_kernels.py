@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 from torch.fx import Graph
 
-from functionalize.backends import gpu_kernels, recurrent_layers
-from functionalize.backends.devices import on_cpu
+from functionalize.backends.decompositions.families import gpu_kernels, recurrent_layers
+from functionalize.backends.preparation.devices import on_cpu
 
 aten = torch.ops.aten
 KERNELS = {

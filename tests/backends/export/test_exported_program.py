@@ -21,7 +21,7 @@ from torch.export import Dim
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from functionalize import UnsupportedExportError, UnsupportedProgramError, capture, from_exported_program, functionalize
-from functionalize.backends.export.taking_apart import sizes_stay_free, taken_apart
+from functionalize.backends.export.passes.taking_apart import sizes_stay_free, taken_apart
 from tests.support.export_programs import PROGRAMS, made
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")

@@ -25,7 +25,7 @@ from tests.support.routes import JAX
 jax = pytest.importorskip("jax")
 jnp = jax.numpy
 
-from functionalize.backends.array_program import RANDOM_KEY, ArrayProgram, Written  # noqa: E402
+from functionalize.backends.arrays.program import RANDOM_KEY, ArrayProgram, Written  # noqa: E402
 from functionalize.backends.jax import from_torch, load, lowering, to_torch  # noqa: E402
 
 Case = tuple[Callable[..., Any], list[Tensor]]

@@ -10,7 +10,7 @@ import pytest
 from torch import nn
 
 from functionalize import capture
-from functionalize.backends.array_program import Written
+from functionalize.backends.arrays.program import Written
 from tests.support.wrappers import Quantized, numbers, two
 
 jax = pytest.importorskip("jax")

@@ -24,7 +24,7 @@ pytest.importorskip("onnxscript")
 onnxruntime = pytest.importorskip("onnxruntime")
 
 from functionalize.backends import onnx  # noqa: E402
-from functionalize.backends.onnx import first_state  # noqa: E402
+from functionalize.backends.onnx.convention import first_state  # noqa: E402
 from tests.backends.onnx.plain import PlainFile  # noqa: E402
 
 leaves_of = torch.utils._pytree.tree_leaves

@@ -16,7 +16,7 @@ from torch.testing._internal import common_methods_invocations
 from torch.utils import _pytree as pytree
 
 from functionalize import UnsupportedProgramError, capture
-from functionalize.backends.array_program import Written
+from functionalize.backends.arrays.program import Written
 from functionalize.backends.jax import from_torch, to_torch
 from functionalize.backends.jax.values import is_array
 from functionalize.verify.observation import clone_inputs

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from functionalize._torch.decompositions import decomposition_of
-from functionalize.backends.own_decompositions import DECOMPOSITIONS
-from functionalize.backends.registry import view_of
+from functionalize.backends.arrays.registry import view_of
+from functionalize.backends.decompositions.own import DECOMPOSITIONS
 from functionalize.ops.tables import row
 
 # Of the core set, what no table of a backend without sizes by data can have.

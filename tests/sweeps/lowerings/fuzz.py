@@ -21,7 +21,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from functionalize import UnsupportedExportError, UnsupportedProgramError, capture, jaxify
-from functionalize.backends.array_program import Written
+from functionalize.backends.arrays.program import Written
 from functionalize.backends.jax import from_torch
 from tests.support.ledger import REFUSED, RIGHT, SKIPPED, WIDTH, WRONG, Ledger, Row
 from tests.support.routes import JAX, ROUTES, SWEPT

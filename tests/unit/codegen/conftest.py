@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from functionalize.codegen import exceptions, sources
+from functionalize.codegen import exceptions
+from functionalize.codegen.native_functions import sources
 from functionalize.codegen.tables import Tables, build
 
 TAGS = "- tag: core\n- tag: inplace_view\n- tag: view_copy\n- tag: nondeterministic_seeded\n"

@@ -10,7 +10,7 @@ import pytest
 
 from functionalize.codegen import __main__ as commands
 from functionalize.codegen import diff, exceptions, rules
-from functionalize.codegen.sources import source_at
+from functionalize.codegen.native_functions.sources import source_at
 from functionalize.codegen.tables import Tables, build
 
 Edit = Callable[[str], str]

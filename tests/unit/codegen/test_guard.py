@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from functionalize.codegen import sources
+from functionalize.codegen.native_functions import sources
 from functionalize.codegen.tables import Tables
 from functionalize.generated import rows
 from functionalize.ops import tables
@@ -129,7 +129,7 @@ def test_processes_that_start_at_once_do_not_disturb_each_other(other_torch: sou
     program = (
         "from pathlib import Path\n"
         "from functionalize.ops import tables\n"
-        "from functionalize.codegen import sources\n"
+        "from functionalize.codegen.native_functions import sources\n"
         f"source = sources.source_at(Path({str(other_torch.functions)!r}))\n"
         "sources.installed_source = lambda: source\n"
         "rows = tables._installed_rows().splitlines()\n"

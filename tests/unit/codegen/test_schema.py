@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from functionalize.codegen.schema import OpName, Schema, SchemaError, Type
+from functionalize.codegen.native_functions.schema import OpName, Schema, SchemaError, Type
 from functionalize.codegen.tables import Tables
 
 

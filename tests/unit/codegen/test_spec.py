@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from functionalize.codegen import exceptions
-from functionalize.codegen.sources import Source, source_at
-from functionalize.codegen.spec import SpecError
+from functionalize.codegen.native_functions.sources import Source, source_at
+from functionalize.codegen.native_functions.spec import SpecError
 from functionalize.codegen.tables import build
 
 GOOD = "- func: neg(Tensor self) -> Tensor\n  dispatch:\n    CPU: neg\n"

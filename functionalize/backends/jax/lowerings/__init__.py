@@ -4,24 +4,11 @@ Invariant: a row is one operator of the core ATen set, or one that torch has no 
 decomposed by torch's decompositions.
 """
 
-from functionalize.backends.jax.lowerings import (
-    activations,
-    attention,
-    control,
-    convolutions,
-    elementwise,
-    factories,
-    factorizations,
-    indexing,
-    matrices,
-    numbers,
-    pooling,
-    randomness,
-    recurrent,
-    reductions,
-    shapes,
-    sorting,
-)
+from functionalize.backends.jax.lowerings import control, factories, numbers, randomness
+from functionalize.backends.jax.lowerings.arithmetic import elementwise, reductions
+from functionalize.backends.jax.lowerings.arrangement import indexing, shapes, sorting
+from functionalize.backends.jax.lowerings.layers import activations, attention, convolutions, pooling, recurrent
+from functionalize.backends.jax.lowerings.linear_algebra import factorizations, matrices
 from functionalize.backends.jax.lowerings.registry import lowering as lowering
 
 FAMILIES = (

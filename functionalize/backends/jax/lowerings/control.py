@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import torch
 from torch.fx import GraphModule
 
-from functionalize.backends.interpreter import Call
+from functionalize.backends.arrays.interpreter import Call
 from functionalize.backends.jax.lowerings.registry import lowering
 
 higher = torch.ops.higher_order

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from functionalize.backends.interpreter import Call
+from functionalize.backends.arrays.interpreter import Call
 from functionalize.backends.jax.lowerings.registry import lowering
 from functionalize.backends.jax.values import cast
 

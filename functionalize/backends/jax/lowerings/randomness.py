@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import torch
 
-from functionalize.backends.interpreter import Call
+from functionalize.backends.arrays.interpreter import Call
 from functionalize.backends.jax.lowerings.registry import lowering
 
 aten = torch.ops.aten

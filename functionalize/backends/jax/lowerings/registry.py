@@ -1,5 +1,5 @@
 """The table of JAX lowerings itself."""
 
-from functionalize.backends.registry import Lowerings
+from functionalize.backends.arrays.registry import Lowerings
 
 lowering = Lowerings("jax")

@@ -3,22 +3,15 @@
 Invariant: what has no row is left to torch's exporter, and to its decompositions.
 """
 
-from functionalize.backends.onnx.rewrites import (
-    convolutions,
-    elementwise,
-    integers,
-    layouts,
-    matrices,
-    numbers,
-    python_numbers,
-    randomness,
-    recurrent,
-    reductions,
-    scans,
-    searching,
-    special,
-    types,
-)
+# The order counts: of two rows for one operator the first to be imported is asked first, so that whole numbers come
+# before `matrices`, and what knows an operator before `types`, which knows its types alone.
+from functionalize.backends.onnx.rewrites import convolutions, layouts
+
+# isort: split
+from functionalize.backends.onnx.rewrites.arithmetic import elementwise, integers, numbers, reductions, scans, special
+
+# isort: split
+from functionalize.backends.onnx.rewrites import matrices, python_numbers, randomness, recurrent, searching, types
 from functionalize.backends.onnx.rewrites.registry import BY_TORCH as BY_TORCH
 from functionalize.backends.onnx.rewrites.registry import BY_TORCH_IF_WIDE as BY_TORCH_IF_WIDE
 from functionalize.backends.onnx.rewrites.registry import FIRST_ALONE as FIRST_ALONE

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from functionalize._torch.symbols.sizes import hint_of
+from functionalize.backends.decompositions.own import places
 from functionalize.backends.onnx.rewrites.registry import Rewrite, rewrite
-from functionalize.backends.own_decompositions import places
 from functionalize.errors import UnsupportedExportError
 
 aten = torch.ops.aten

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from functionalize.backends.recurrent_layers import LSTM
+from functionalize.backends.decompositions.families.recurrent_layers import LSTM
 
 aten = torch.ops.aten
 _GATES = (0, 3, 1, 2)  # ONNX's input, output, forget and cell, among torch's input, forget, cell and output
