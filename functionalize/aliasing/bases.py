@@ -206,7 +206,6 @@ class Base:
         self.handles: dict[int, HandleRef] = {}
         self._views: dict[tuple[Any, ...], View] = {self.root.layout.key: self.root}
         self._renamed: list[View] = []  # see `renamed`; at most one
-        self.record: Any = None  # of the program's history, once the program has made a view
 
     def at(self, layout: Layout) -> View | None:
         """The view with a layout, or None."""

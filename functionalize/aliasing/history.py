@@ -118,6 +118,7 @@ class Historian:
     def __init__(self, name_of: Callable[[Base], str], origin: Callable[[], Origin]) -> None:
         self.history = AliasHistory()
         self._name_of, self._origin = name_of, origin
+        self._bases: dict[Base, BaseRecord] = {}
         self._views = self._writes = 0  # how many
 
     def viewed(self, view: View, op: Any) -> ViewRecord:
@@ -138,11 +139,10 @@ class Historian:
 
     def _base(self, base: Base) -> BaseRecord:
         """The record of a base."""
-        record: BaseRecord | None = base.record
+        record = self._bases.get(base)
         if record is None:
-            bases = self.history.bases
-            record = base.record = BaseRecord(len(bases), self._name_of(base))
-            bases.append(record)
+            record = self._bases[base] = BaseRecord(len(self._bases), self._name_of(base))
+            self.history.bases.append(record)
         return record
 
     def wrote(self, view: View, op: Any) -> None:
@@ -158,8 +158,7 @@ class Historian:
 
     def writes_of(self, base: Base) -> Sequence[WriteRecord]:
         """The writes to a base, in order."""
-        record: BaseRecord | None = base.record
-        return () if record is None else record.writes
+        return self._bases[base].writes if base in self._bases else ()
 
 
 def _label(view: ViewRecord) -> str:

@@ -486,7 +486,7 @@ class Posing:
     def __init__(self) -> None:
         self.total = torch.zeros(2)
 
-    @property
+    @property  # type: ignore[misc]
     def __class__(self) -> Any:
         return torch.nn.Module
 
