@@ -1,7 +1,8 @@
 """The strides that the CPU's elementwise kernels give results with dimensions of size 0 or 1.
 
 Fake tensors treat dimensions of size 1 as contiguous; torch's iterator over elements takes their strides as they are.
-After ``aten/src/ATen/TensorIterator.cpp``.
+So it is for an index without masks, whose kernel uses that iterator too. After ``aten/src/ATen/TensorIterator.cpp`` and
+``aten/src/ATen/native/TensorAdvancedIndexing.cpp``.
 
 Limits: sizes and strides that are integers; kernels that use that iterator, as elementwise kernels do.
 """
@@ -17,7 +18,9 @@ from torch._subclasses import FakeTensor
 
 from functionalize._torch.dispatch import OpOverload
 from functionalize.ops import traits
+from functionalize.ops.calls import has_mask
 
+_INDEX = torch.ops.aten.index.Tensor
 Size = tuple[int, ...]
 _NUMBERS = ("self", "other")  # a kernel makes tensors of these arguments
 _CHANNELS_LAST = (1, 3, 2, 0)
@@ -42,7 +45,7 @@ def gives_strides_of(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, A
 
     The arguments may be on the device ``meta``; ``out`` has their device.
     """
-    if not isinstance(out, torch.Tensor) or not _by_elements(op):
+    if not isinstance(out, torch.Tensor) or op is _INDEX or not _by_elements(op):
         return False
     tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
     named = any(isinstance(arg, torch.Tensor) for arg in kwargs.values())
@@ -53,6 +56,8 @@ def gives_strides_of(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, A
 
 def _strides(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> Size | None:
     size = tuple(out.size())
+    if op is _INDEX:
+        return None if has_mask(args[1]) else _strides_of_result(size, _operands_of_index(*args))
     if op in traits.PRESERVES_FORMAT:
         memory = kwargs.get("memory_format")
         if memory in (None, torch.preserve_format):
@@ -66,7 +71,7 @@ def _strides(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], out
 
 @functools.lru_cache(maxsize=512)
 def _by_elements(op: OpOverload) -> bool:
-    if op in traits.PRESERVES_FORMAT:
+    if op in traits.PRESERVES_FORMAT or op is _INDEX:
         return True
     return torch.Tag.pointwise in op.tags and not op._schema.is_mutable and op not in traits.CALLS_OTHER_KERNELS
 
@@ -96,6 +101,43 @@ def _operands(op: Any, args: Sequence[Any], out: Any) -> Iterator[tuple[Size, Si
             yield size, _copied(size, stride) if copied else stride
         elif declared.name in _NUMBERS:
             yield (), ()
+
+
+def _operands_of_index(source: Any, indices: Sequence[Any]) -> list[tuple[Size, Size]]:
+    """The same for an index: the source has a stride of 0 in the place of the dimensions that are indexed."""
+    dims = [dim for dim, index in enumerate(indices) if index is not None]
+    before, after = range(dims[0]), range(dims[-1] + 1, source.dim())
+    if len(before) + len(dims) + len(after) < source.dim():  # not side by side: they come first
+        before, after = range(0), [dim for dim in range(source.dim()) if dim not in dims]  # type: ignore[assignment]
+    tensors = [indices[dim] for dim in dims]
+    shape = tuple(torch.broadcast_shapes(*(index.size() for index in tensors)))
+    size, stride = source.size(), source.stride()
+    operands = [
+        (
+            (*(size[dim] for dim in before), *shape, *(size[dim] for dim in after)),
+            (*(stride[dim] for dim in before), *(0 for _ in shape), *(stride[dim] for dim in after)),
+        )
+    ]
+    for index in tensors:
+        own = _broadcast(shape, tuple(index.size()), tuple(index.stride()))
+        operands.append(_surrounded(len(before), shape, own, len(after)))
+    return operands
+
+
+def _surrounded(before: int, shape: Size, stride: Size, after: int) -> tuple[Size, Size]:
+    """A size and strides with dimensions of size 1 around them, whose strides are those that `reshape` gives them."""
+    size = (*(1 for _ in range(before)), *shape, *(1 for _ in range(after)))
+    if not shape:
+        return size, (1,) * len(size)
+    made, steps, elements = [stride[-1]] * after, [*stride], 1
+    base = stride[-1]  # of the innermost dimensions that follow one another in memory
+    for dim in reversed(range(len(shape))):
+        if shape[dim] == 1:
+            steps[dim] = elements * base
+        elements *= shape[dim]
+        if dim and shape[dim - 1] != 1 and stride[dim - 1] != elements * base:
+            base, elements = stride[dim - 1], 1
+    return size, (*(elements * base for _ in range(before)), *steps, *made)
 
 
 def _strides_of_result(size: Size, operands: Sequence[tuple[Size, Size]]) -> Size:

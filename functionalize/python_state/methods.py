@@ -39,7 +39,7 @@ class Methods:
         for base in cls.__mro__:
             if root_of(base.__module__) not in _NOT_OWN:
                 for name, entry in vars(base).items():
-                    if functions_in(entry):
+                    if functions_in(entry) or type(entry) is staticmethod:  # which may hold a function in C
                         self._entries.setdefault(name, []).append((base, entry))
             elif base is not object and not cls.__flags__ & _IMMUTABLE:
                 self._of_library = vars(base) | self._of_library

@@ -23,6 +23,7 @@ from functionalize.refusals.writes import DATA_DEPENDENT_WRITE, SHARED_ELEMENTS
 from functionalize.tracing.meta_cache import MISS
 from functionalize.transform import dry_run
 from functionalize.transform.handlers import custom_ops, overlapping_reads, random_ops, rounded_factors
+from functionalize.transform.handlers.strides import values_like_handles
 from functionalize.transform.writing_call import DTYPE_NAMES, VariantCall, WritingCall
 
 aten = torch.ops.aten
@@ -69,6 +70,9 @@ def _computed(call: WritingCall, variant: VariantCall) -> Any:
     """
     try:
         op, args, kwargs = variant.op, variant.args, variant.kwargs
+        if op in traits.STEPS_OF_OPTIMIZERS:  # their kernels go through the memory of all tensors alike
+            args, kwargs = values_like_handles(call.context, args, kwargs)
+            return call.context.executor.call(op, *args, **kwargs)
         ordered = random_ops.compute(call.context, op, args, kwargs, writes=True) if call.row.random else None
         return call.context.compute(op, args, kwargs) if ordered is None else ordered
     except Exception as error:

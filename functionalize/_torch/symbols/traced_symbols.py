@@ -168,5 +168,10 @@ def track_symbol(mode: ProxyTorchDispatchMode, symbol: Any, same: Any) -> None:
     """Let a symbol that no node computes stand for the node of ``same``, a number that equals it."""
     tracer: Any = mode.tracer
     tracked, name = tracer.sympy_expr_tracker, symbol.node.expr
-    if not name.free_symbols <= tracked.keys():
+    if name.free_symbols <= tracked.keys():
+        return
+    if is_symbol(same):
         set_proxy_slot(symbol, tracer, get_proxy_slot(same, tracer))
+    else:  # the offset of a position in an expanded dimension, whose stride is 0
+        with _enable_thunkify(tracer):
+            _sym_register(tracer, _the_number, (same,), symbol)

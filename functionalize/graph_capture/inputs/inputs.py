@@ -198,8 +198,7 @@ class ProgramInputs:
         self.arguments = self.call.walk
         self.args = self.call.args
         self.follower.follow_arguments(self.arguments)
-        if numbers is not None and not numbers.converts:
-            self.follower.code.convert_nothing()
+        self.follower.code.converts = numbers is None or numbers.converts
         self.python_guards = python_guards_of(self.state, self.follower.decisive)
         follows_steps = numbers is None or numbers.follows_steps
         self.schedules = Schedules(StateWalk() if follows_steps else self.state)

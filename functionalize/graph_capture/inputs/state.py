@@ -77,12 +77,8 @@ class ProgramCode:
         # On what it depends which code runs: by function, or by class and base class.
         self.decisive: dict[tuple[int, int], Code] = {}
         self.converting: dict[int, Any] = {}  # functions that may call `float` or `int`, by identity
-        self.converts = True  # whether these, and slices, return symbols
-
-    def convert_nothing(self) -> None:
-        """Make data-dependent numbers decisions wherever Python or C++ accepts only plain numbers."""
-        self.converting.clear()
-        self.converts = False
+        # Whether these, and slices, return symbols; else numbers are decisions wherever only plain ones are accepted.
+        self.converts = True
 
     def note(self, function: Any) -> Names:
         """Record a function that the program may run. Returns what its code does by names."""

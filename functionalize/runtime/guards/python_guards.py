@@ -202,7 +202,7 @@ class _Module(NamedTuple):
             elif name in rows:
                 yield rows[name]
             elif name in _OF_ALL_MODULES and not (id(value) in self.entered or isinstance(value, torch.Tensor)):
-                content = EMPTY[type(value)] if type(value) in EMPTY else frozen(value, {})  # hooks were empty
+                content = EMPTY[type(value)] if type(value) in EMPTY and not value else frozen(value, {})
                 yield _guard((path, name, source, name, value, content))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import types
 import warnings
 from collections.abc import Callable
@@ -432,3 +433,22 @@ def test_states_are_loaded_after_one_call() -> None:
         assert torch.equal(program(x), other(x))
         for loading in (optimizer, its_optimizer):
             loading.load_state_dict(copy.deepcopy(loading.state_dict()))
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "Adagrad"])
+def test_a_fused_step_of_a_transposed_parameter(name: str) -> None:
+    """Kernels of fused steps go through the memory of a parameter and its gradient alike."""
+    weights = [nn.Parameter(torch.arange(12.0).view(4, 3).t() / 10) for _ in range(2)]
+    optimizers = [getattr(torch.optim, name)([weight], lr=0.1, fused=True) for weight in weights]
+
+    def step(weight: nn.Parameter, optimizer: torch.optim.Optimizer, x: Tensor) -> None:
+        optimizer.zero_grad()
+        (x @ weight).pow(2).mean().backward()
+        optimizer.step()
+
+    x = torch.arange(15.0).view(5, 3) / 10
+    captured = capture(functools.partial(step, weights[0], optimizers[0]), (x,))
+    for _ in range(FEW):
+        captured(x)
+        step(weights[1], optimizers[1], x)
+        torch.testing.assert_close(*weights)

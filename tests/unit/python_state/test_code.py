@@ -135,6 +135,16 @@ def forward_of_a_class() -> World:
     return module, [*replaced, lambda: setattr(module, "forward", lambda x: x * 5)]
 
 
+def a_static_method_in_c() -> World:
+    class Activated(nn.Module):
+        act = staticmethod(torch.relu)
+
+        def forward(self, x: Tensor) -> Any:
+            return self.act(x - 1)
+
+    return Activated(), [lambda: setattr(Activated, "act", staticmethod(torch.sigmoid))]
+
+
 def the_class_of_a_module() -> World:
     module = nn.ReLU()
     return lambda x: module(x - 1), [lambda: setattr(module, "__class__", nn.Sigmoid)]

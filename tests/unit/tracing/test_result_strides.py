@@ -151,8 +151,29 @@ def test_of_an_index_into_a_view(remove: str) -> None:
 
     def run(x: torch.Tensor, index: torch.Tensor) -> Any:
         y = x.permute(2, 1, 0)
-        return y[index], y[:, index], y[:, :, index], y[index, :, index]
+        parts = (
+            y[index],
+            y[:, index],
+            y[:, :, index],
+            y[index, :, index],
+            y[None, index],
+            y[:, None, index],
+            y[:1, index],
+        )
+        return *parts, y[:, 0][None, index].as_strided((4,), (1,))
 
     args = torch.randn(2, 4, 3), torch.tensor([0, 1])
     ours, eager = capture(run, args, remove=remove)(*args), run(*args)
     assert [one.stride() for one in ours] == [one.stride() for one in eager]
+    assert all(map(torch.equal, ours, eager))
+
+
+def test_of_a_position_in_an_expanded_dimension() -> None:
+    """The position is data-dependent, and its offset is not."""
+    position = torch.tensor(1)
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        return x[:1].expand(3, 6)[position]
+
+    x = torch.randn(4, 6)
+    assert torch.equal(capture(run, (x,))(x), run(x))

@@ -4,7 +4,8 @@ Python's own ``float`` must return a number, so that a loss that is written into
 replaced (``dtype=float``, ``isinstance(x, float)`` and ``type(x) is float`` mean Python's class): the instructions that
 call the builtin load a function of this module instead.
 
-Invariant: for values that hold no data-dependent number these functions are Python's. Limits: the builtin is called by
+Invariant: for values that hold no data-dependent number these functions are Python's, and for all values in a run where
+conversions are decisions. Limits: the builtin is called by
 its name, or passed to ``map``; torch's own functions and Python's are left as they are, but for those of a few modules.
 """
 
@@ -41,6 +42,8 @@ _OF_TORCH = (
 
 
 def _float(value: Any = 0.0, /) -> Any:
+    if Conversions.decide:
+        return float(value)
     value = _number_of(value)
     if not isinstance(value, SYMBOLS):
         return float(value)
@@ -49,6 +52,8 @@ def _float(value: Any = 0.0, /) -> Any:
 
 
 def _int(value: Any = 0, /, *base: Any, **options: Any) -> Any:
+    if Conversions.decide:
+        return int(value, *base, **options)
     value = value if base or options else _number_of(value)
     whole = isinstance(value, torch.SymInt) and value.node.hint is None
     if not (whole or isinstance(value, torch.SymFloat)):

@@ -121,3 +121,19 @@ def test_options_of_operators(run: Callable[[torch.Tensor], torch.Tensor]) -> No
     for x in inputs:
         assert torch.equal(program(x), run(x))
         assert program(x).shape == run(x).shape
+
+
+def test_what_is_printed_beside_an_option(capsys: pytest.CaptureFixture[str]) -> None:
+    def run(x: torch.Tensor) -> torch.Tensor:
+        total = float(x.sum())
+        print(total, int(x.max()), f"{total:.1f}")
+        return x.sum(0, keepdim=total > 1)
+
+    inputs = [torch.tensor([1.0, 1.0]), torch.tensor([0.0, 0.5])]
+    program = capture(run, (inputs[0],))
+    assert capsys.readouterr().out == ""
+    for x in inputs * 2:
+        program(x)
+        ours = capsys.readouterr().out
+        run(x)
+        assert ours == capsys.readouterr().out
