@@ -202,7 +202,8 @@ class _Module(NamedTuple):
             elif name in rows:
                 yield rows[name]
             elif name in _OF_ALL_MODULES and not (id(value) in self.entered or isinstance(value, torch.Tensor)):
-                content = EMPTY[type(value)] if type(value) in EMPTY and not value else frozen(value, {})
+                is_hooks = name in HOOKS_OF_MODULES and type(value) in EMPTY  # which were empty: others are entered
+                content = EMPTY[type(value)] if is_hooks else frozen(value, {})
                 yield _guard((path, name, source, name, value, content))
 
 
