@@ -57,7 +57,7 @@ def gives_strides_of(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, A
 def _strides(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> Size | None:
     size = tuple(out.size())
     if op is _INDEX:
-        return None if has_mask(args[1]) else _strides_of_result(size, _operands_of_index(*args))
+        return None if has_mask(args[1]) else _strides_of_result(size, [*_operands_of_index(*args)])
     if op in traits.PRESERVES_FORMAT:
         memory = kwargs.get("memory_format")
         if memory in (None, torch.preserve_format):
@@ -103,33 +103,31 @@ def _operands(op: Any, args: Sequence[Any], out: Any) -> Iterator[tuple[Size, Si
             yield (), ()
 
 
-def _operands_of_index(source: Any, indices: Sequence[Any]) -> list[tuple[Size, Size]]:
+def _operands_of_index(source: Any, indices: Sequence[Any]) -> Iterator[tuple[Size, Size]]:
     """The same for an index: the source has a stride of 0 in the place of the dimensions that are indexed."""
     dims = [dim for dim, index in enumerate(indices) if index is not None]
-    before, after = range(dims[0]), range(dims[-1] + 1, source.dim())
-    if len(before) + len(dims) + len(after) < source.dim():  # not side by side: they come first
-        before, after = range(0), [dim for dim in range(source.dim()) if dim not in dims]  # type: ignore[assignment]
     tensors = [indices[dim] for dim in dims]
     shape = tuple(torch.broadcast_shapes(*(index.size() for index in tensors)))
-    size, stride = source.size(), source.stride()
-    operands = [
-        (
-            (*(size[dim] for dim in before), *shape, *(size[dim] for dim in after)),
-            (*(stride[dim] for dim in before), *(0 for _ in shape), *(stride[dim] for dim in after)),
-        )
-    ]
+    others = [dim for dim in range(source.dim()) if dim not in dims]
+    adjacent = len(dims) == dims[-1] - dims[0] + 1
+    before = [dim for dim in others if adjacent and dim < dims[0]]  # else what is indexed comes first
+    after = others[len(before) :]
+
+    def around(middle: Size, own: Sequence[int]) -> Size:
+        return (*(own[dim] for dim in before), *middle, *(own[dim] for dim in after))
+
+    yield around(shape, source.size()), around((0,) * len(shape), source.stride())
     for index in tensors:
         own = _broadcast(shape, tuple(index.size()), tuple(index.stride()))
-        operands.append(_surrounded(len(before), shape, own, len(after)))
-    return operands
+        yield _surrounded(len(before), shape, own, len(after))
 
 
 def _surrounded(before: int, shape: Size, stride: Size, after: int) -> tuple[Size, Size]:
     """A size and strides with dimensions of size 1 around them, whose strides are those that `reshape` gives them."""
-    size = (*(1 for _ in range(before)), *shape, *(1 for _ in range(after)))
+    size = (1,) * before + shape + (1,) * after
     if not shape:
         return size, (1,) * len(size)
-    made, steps, elements = [stride[-1]] * after, [*stride], 1
+    steps, elements = [*stride], 1
     base = stride[-1]  # of the innermost dimensions that follow one another in memory
     for dim in reversed(range(len(shape))):
         if shape[dim] == 1:
@@ -137,7 +135,7 @@ def _surrounded(before: int, shape: Size, stride: Size, after: int) -> tuple[Siz
         elements *= shape[dim]
         if dim and shape[dim - 1] != 1 and stride[dim - 1] != elements * base:
             base, elements = stride[dim - 1], 1
-    return size, (*(elements * base for _ in range(before)), *steps, *made)
+    return size, (elements * base,) * before + tuple(steps) + (stride[-1],) * after
 
 
 def _strides_of_result(size: Size, operands: Sequence[tuple[Size, Size]]) -> Size:
