@@ -80,7 +80,7 @@ def rows_for_methods(tracer: Any, environment: Any, texts: Texts, hashed: Hashed
 
 
 def _rows_for_conditions() -> Iterator[Patch]:
-    """Have the program's comparisons of numbers give plain bools, which options of operators must be."""
+    """Have the program's comparisons of data-dependent numbers give plain bools, which options of operators must be."""
     for cls in (torch.SymInt, torch.SymFloat):
         for name in ("__eq__", "__ne__", *(f"__{name}__" for name in _COMPARING)):
             yield Patch(cls, name, _decided)
@@ -89,8 +89,8 @@ def _rows_for_conditions() -> Iterator[Patch]:
 def _decided(method: Any) -> Any:
     def compared(number: Any, other: Any) -> Any:
         answer = method(number, other)
-        is_asked = isinstance(answer, torch.SymBool) and is_of_program(sys._getframe(1).f_code)
-        return bool(answer) if is_asked else answer
+        by_data = isinstance(answer, torch.SymBool) and answer.node.hint is None  # a size has a hint
+        return bool(answer) if by_data and is_of_program(sys._getframe(1).f_code) else answer
 
     return compared
 

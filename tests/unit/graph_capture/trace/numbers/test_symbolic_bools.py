@@ -137,3 +137,14 @@ def test_what_is_printed_beside_an_option(capsys: pytest.CaptureFixture[str]) ->
         ours = capsys.readouterr().out
         run(x)
         assert ours == capsys.readouterr().out
+
+
+def test_a_comparison_of_sizes_beside_an_option() -> None:
+    def run(x: torch.Tensor) -> tuple[torch.Tensor, bool]:
+        return x.sum(0, keepdim=x.sum().item() > 1), x.shape[0] > 5
+
+    program = capture(run, (torch.ones(3, 2),), dynamic_shapes={"x": {0: "batch"}})
+    for size in (3, 4, 8):
+        x = torch.ones(size, 2)
+        (ours, is_large), (eager, expected) = program(x), run(x)
+        assert torch.equal(ours, eager) and is_large is expected
