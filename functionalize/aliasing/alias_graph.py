@@ -10,6 +10,7 @@ Limits: strided layout. :mod:`functionalize.aliasing.regenerate` computes the va
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -53,11 +54,13 @@ class AliasGraph:
         self.keeps_writes = False  # whether bases keep all writes, also those that their values include
         self._together: dict[int, list[torch.Tensor]] = {}
 
-    def expect_inputs(self, inputs: Sequence[torch.Tensor]) -> None:
+    def expect_inputs(self, inputs: Sequence[torch.Tensor], storages: Sequence[int]) -> None:
         """Note the inputs of the call. Those that share a storage get one base as soon as one of them needs it."""
-        for handle in inputs:
-            self._together.setdefault(storage_key(handle), []).append(handle)
-        self._together = {key: group for key, group in self._together.items() if len(group) > 1}
+        count = Counter(storages)
+        if len(count) < len(storages):
+            for handle, key in zip(inputs, storages, strict=True):
+                if count[key] > 1:
+                    self._together.setdefault(key, []).append(handle)
 
     def leave_out(self, handle: torch.Tensor) -> None:
         """Forget an unused input: inputs that share its storage get their base without it."""

@@ -35,12 +35,10 @@ def frozen_number(number: Any) -> Any:
 
 def frozen_layout(layout: Layout) -> Layout:
     """A layout with integers and expressions for its sizes."""
-    return _with_numbers(layout, frozen_number)
+    return layout if layout.static else _with_numbers(layout, frozen_number)
 
 
 def _with_numbers(layout: Layout, number: Callable[[Any], Any]) -> Layout:
-    if layout.static:
-        return layout
     size, stride = tuple(map(number, layout.size)), tuple(map(number, layout.stride))
     return replace(layout, size=size, stride=stride, offset=number(layout.offset))
 
@@ -135,7 +133,7 @@ class SymbolBindings:
 
     def layout(self, layout: Layout) -> Layout:
         """A layout in this call."""
-        return _with_numbers(layout, self.number)
+        return layout if layout.static else _with_numbers(layout, self.number)
 
 
 @lru_cache(maxsize=1024)

@@ -134,7 +134,7 @@ def run_call(
     with DisableTorchFunction():  # modes do not see what we read from tensors
         tree = (args, kwargs) if reached is None else reached
         inputs = [Input.of(handle) for handle in handles_in(tree)] if context.executor.observed else []
-        context.graph.expect_inputs([entry.handle for entry in inputs])
+        context.graph.expect_inputs([entry.handle for entry in inputs], [entry.storage for entry in inputs])
         if context.unseen is not None:
             context.unseen.note([entry.handle for entry in inputs])
     try:
