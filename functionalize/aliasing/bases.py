@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import weakref
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -70,8 +70,17 @@ class View:
             return mine.stop <= its.start or its.stop <= mine.start
         if spans_disjoint(self.layout, other.layout):
             return True
+        if self.is_below(other) or other.is_below(self):
+            return False
         box, other_box = self.box, other.box
         return box is not None and other_box is not None and boxes_disjoint(box, other_box)
+
+    def is_below(self, source: View) -> bool:
+        """Whether the view was read from a source, directly or by others."""
+        view = self
+        while view.parent is not None and view.depth > source.depth:
+            view = view.parent
+        return view is source
 
     def lineage(self) -> Iterator[View]:
         """The view, its source, its source's source, up to the top."""
@@ -135,6 +144,14 @@ class WriteLog:
 
     def __len__(self) -> int:
         return self.length
+
+    @classmethod
+    def of(cls, views: Iterable[View]) -> WriteLog:
+        """A log of one write to each view."""
+        log = cls()
+        for view in views:
+            log.append(view)
+        return log
 
     def append(self, view: View) -> None:
         """Note a write to a view."""

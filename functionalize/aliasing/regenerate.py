@@ -80,7 +80,7 @@ def _forget_covered(writes: dict[View, Any], view: View) -> None:
     if view.covers:
         writes.clear()
     elif writes and view.is_source:
-        for covered in [other for other in writes if view in other.lineage()]:
+        for covered in [other for other in writes if other.is_below(view)]:
             del writes[covered]
     writes.pop(view, None)
 
@@ -110,15 +110,18 @@ def top_value(run: Execution, base: Base) -> Value:
 def _fold(run: Execution, node: View, writes: list[PendingWrite], before: LazyValue) -> Value:
     """The value of ``node`` after writes at or below it, in order; ``before`` computes the value before them."""
     batch: dict[View, Value] = {}  # new values of disjoint children, not part of `before` yet
-    children = WriteLog()  # the same children, to find those that overlap
+    children: WriteLog | None = None  # the same children, to find those that overlap; None of a single child
     for child, consecutive in groupby(writes, key=lambda write: _child_towards(node, write.view)):
         group = list(consecutive)
         if child is None:
-            batch, children, before = {}, WriteLog(), _constant(group[-1].value)
+            batch, children, before = {}, None, _constant(group[-1].value)
             continue
-        if any(other is not child for other in children.touching(child, 0)):
-            batch, children, before = {}, WriteLog(), _constant(_scatter(run, batch, before))
-        children.append(child)
+        if batch:
+            children = children or WriteLog.of(batch)
+            if any(other is not child for other in children.touching(child, 0)):
+                batch, children, before = {}, None, _constant(_scatter(run, batch, before))
+            else:
+                children.append(child)
         prior = _constant(batch[child]) if child in batch else _prior(run, child, group, before)
         batch[child] = value = _fold(run, child, group, prior)
         aliased = any(write.view.aliased for write in group) and (value is child.value or run.views_alias)
@@ -130,8 +133,10 @@ def _child_towards(node: View, view: View) -> View | None:
     """The child of ``node`` at or above a view; None for ``node`` itself."""
     if view is node:
         return None
-    (child,) = (step for step in view.lineage() if step.parent is node)
-    return child
+    while view.parent is not node:
+        assert view.parent is not None
+        view = view.parent
+    return view
 
 
 def _prior(run: Execution, child: View, group: list[PendingWrite], before: LazyValue) -> LazyValue:
@@ -146,7 +151,7 @@ def _prior(run: Execution, child: View, group: list[PendingWrite], before: LazyV
 
 def _scatter(run: Execution, batch: dict[View, Value], before: LazyValue) -> Value:
     """The value of a source, given the values of disjoint children."""
-    for tiles in tile_runs([(child, child.part) for child in batch]):
+    for tiles in tile_runs([(child, child.part) for child in batch]) if len(batch) > 1 else ():
         before = _constant(_tile(run, tiles, batch, before))
         batch = {child: value for child, value in batch.items() if child not in tiles}
     for child, value in batch.items():

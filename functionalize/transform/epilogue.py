@@ -244,7 +244,7 @@ class Epilogue:
 def _path(view: View, root: View) -> tuple[OpCall, ...] | None:
     """The plain view ops that lead from a root to a view without internal overlap; None if others lead there."""
     steps = list(itertools.takewhile(lambda step: step is not root, view.lineage()))
-    if not (view.layout.static and root.layout.static and root in view.lineage()) or view.layout.has_internal_overlap:
+    if not (view.layout.static and root.layout.static and view.is_below(root)) or view.layout.has_internal_overlap:
         return None
     if any(step.rule is None or step.rule.addresses_storage for step in steps):
         return None
@@ -262,7 +262,7 @@ def _outside(context: FunctionalizationContext, inputs: Sequence[Input]) -> Iter
         root = base.held
         if root is None or (id(root) in passed and (whole or not _beyond(base, passed_tensors[base.key]))):
             continue
-        if id(root) not in passed and all(base.root in view.lineage() for view in base.log.views()):
+        if id(root) not in passed and all(view.is_below(base.root) for view in base.log.views()):
             capacity = plain(base.storage.nbytes()) if base.capacity is None else base.capacity
             yield Input(root, base.root.layout, base.key, capacity, root.requires_grad)
         else:

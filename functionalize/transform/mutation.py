@@ -47,7 +47,7 @@ def mutate(call: WritingCall) -> Any:
         return call.args[0] if call.func._schema.returns else None
     if meet:
         return _entry_by_entry(call)
-    hidden = any(w.when for w in written) or row.non_mutating_op is None
+    hidden = row.non_mutating_op is None or any(w.when for w in written)
     op = tables.overload(row.functional if hidden else row.non_mutating_op or row.functional)
     variant = _variant_call(call, op)
     if op in traits.BY_TENSOR:
@@ -140,6 +140,8 @@ def _variant_call(call: WritingCall, variant: Any) -> VariantCall:
 def _overlapping(call: WritingCall) -> Any:
     """Run a write whose targets overlap, or raise what eager raises; NotImplemented if it can run like any other."""
     targets = [target for target in tensor_leaves(call.targets, {}) if target.layout is torch.strided]
+    if not call.meetings and all(Layout.of(target).contiguous for target in targets):
+        return NotImplemented  # almost all writes
     in_order = any(_order_matters(call, target) for target in targets)
     if not (in_order or any(map(repeats, targets)) or call.meetings):
         return NotImplemented

@@ -124,7 +124,8 @@ class ValueExecutor:
 
     def alias(self, value: Value, op: Any = aten.alias.default) -> Value:
         """Another tensor object for the same graph node."""
-        twin: Value = on_handles(op, (value,), {})
+        twin: Value
+        twin = on_handles(op, (value,), {}) if self.recorder is None else self.recorder.propagate(op, (value,), {})[0]
         self.retarget_proxy(twin, value)
         return twin
 

@@ -80,16 +80,13 @@ class WritingCall:
     args: Sequence[Any]
     kwargs: Kwargs
 
-    @cached_property
-    def written(self) -> list[Written]:
-        """Which arguments this call writes."""
-        present = (w for w in self.row.written if w.given(self.args, self.kwargs) is not None)
-        return [w for w in present if w.when is None or self.argument(w.when)]
-
-    @cached_property
-    def targets(self) -> list[Any]:
-        """The arguments that are written: tensors, and lists of tensors."""
-        return [w.given(self.args, self.kwargs) for w in self.written]
+    def __post_init__(self) -> None:
+        given = [(w, w.given(self.args, self.kwargs)) for w in self.row.written]
+        pairs = [
+            (w, target) for w, target in given if target is not None and (w.when is None or self.argument(w.when))
+        ]
+        self.written: list[Written] = [w for w, _ in pairs]  # which arguments this call writes
+        self.targets: list[Any] = [target for _, target in pairs]  # these: tensors, and lists of tensors
 
     @property
     def tensors(self) -> list[torch.Tensor]:
@@ -100,7 +97,7 @@ class WritingCall:
     def meetings(self) -> list[tuple[Operand, Operand]]:
         """Each written operand, with each other operand in the same storage that may overlap it."""
         leaves = [leaf for leaf in self.tensors if leaf.layout is torch.strided]
-        if len(set(map(storage_key, leaves))) == len(leaves):
+        if len(leaves) == 1 or len(set(map(storage_key, leaves))) == len(leaves):
             return []
         by_key: dict[int, list[Operand]] = {}
         for operand in self._operands():

@@ -135,7 +135,7 @@ def _holds(
         distance = on_handles(lambda: source.offset - target.offset, (), {})
         distances = {distance} if type(distance) is int else {hint_of(distance, many) for many in (61, 67)}
         whole, part = (context.graph.find(operand.tensor) for operand in operands)
-        is_part = whole is not None and part is not None and whole in part.lineage()
+        is_part = whole is not None and part is not None and part.is_below(whole)
         comparable = target.dtype is source.dtype and (len(distances) == 1 or is_part)
         return comparable and question(_sized(target, 0), _sized(source, distances.pop() if len(distances) == 1 else 0))
     if question(_sized(target, hint(target.offset)), _sized(source, hint(source.offset))):
