@@ -5,7 +5,8 @@ arguments of the same metadata. All captures of a process share the cache.
 
 In: an op with its arguments. Out: a `CacheEntry`, from which its results are made, or ``MISS``. Guarantees:
 these results are what FakeTensorMode would have made. Limits: sizes known as integers, strided tensors, ops of torch's
-own; results that are data-dependent, or are not tensors, are not cached.
+own; results that are data-dependent, or are not tensors, are not cached. Of numbers that are symbols, which only
+elementwise ops may get, the results have the metadata that any number of their class gives.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from typing import Any
 
 import torch
 
-from functionalize._torch import FakeTensor, FakeTensorMode, OpOverload, is_symbolic, storage_id
+from functionalize._torch import FakeTensor, FakeTensorMode, OpOverload, is_symbolic, pytree, storage_id
 from functionalize._torch.fakes import FakeFactory, below_dispatch, data_dependent, fake_device
-from functionalize._torch.symbols.tracing import TensorTracker, name_for
+from functionalize._torch.symbols.traced_symbols import tracked_symbol_node
+from functionalize._torch.symbols.tracing import name_for
 from functionalize.aliasing.geometry import Layout, plain_layout
 from functionalize.aliasing.view_rules import ViewRule
 from functionalize.ops import tables, traits
@@ -27,6 +29,7 @@ from functionalize.ops.tables import ViewKind
 
 _STRIDED = torch.strided
 _ENTRIES = 100_000  # the cache is emptied at this size: a bound on memory, far above what one model needs
+_SYMBOLS = frozenset({torch.SymInt, torch.SymFloat})
 _AS_THEY_ARE = (bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 _INDEX = torch.ops.aten.index.Tensor
 _DEPENDS_ON_DATA = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
@@ -95,10 +98,11 @@ class CachedCall:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Op:
-    """An op, as part of keys, and whether its results can be cached."""
+    """An op, as part of keys, and whether its results can be cached, also of numbers that are symbols."""
 
     func: Any
     usable: bool
+    takes_symbols: bool
 
 
 Read = Callable[[FakeTensor, Layout], Any]  # the current value of a handle with a layout
@@ -117,26 +121,26 @@ def find(
     args: Sequence[Any],
     kwargs: dict[str, Any],
     factory: FakeFactory,
-    nodes: TensorTracker | None = None,
+    tracer: Any = None,
     read: Read | None = None,
 ) -> CachedCall | None:
     """A call in the cache; None if its results are never cached.
 
-    ``nodes``: maps its tensors to nodes; a call on a tensor without a node is not cached. ``read``: gives the values of
+    ``tracer``: has the nodes of its tensors; a call on a tensor without a node is not cached. ``read``: gives the values of
     handles, on which the op runs instead; a call on values with other strides than their handles' is not cached.
     """
     op = _ops.get(id(func))
     if op is None:
-        op = _ops[id(func)] = _Op(func, _is_usable(func))
+        op = _ops[id(func)] = _Op(func, _is_usable(func), _is_elementwise(func))
     if not op.usable or (func is _INDEX and has_mask(args[1])):
         return None  # with a mask, of a data-dependent size: running the op for its metadata would add a symbol
     parts: list[Any] = [op, torch.get_default_dtype()]
-    described = _describe(args, parts, factory.mode, nodes, read)
+    described = _describe(args, parts, factory.mode, tracer, read)
     if described is None:
         return None
     if kwargs:
         parts += kwargs
-        values = _describe(kwargs.values(), parts, factory.mode, nodes, read)
+        values = _describe(kwargs.values(), parts, factory.mode, tracer, read)
         if values is None:
             return None
         kwargs = dict(zip(kwargs, values, strict=True))
@@ -163,37 +167,53 @@ def _is_usable(func: Any) -> bool:
     return plain and not data and func not in traits.MADE_FOR_INFERENCE and "lift" not in func.name()
 
 
+def _is_elementwise(func: Any) -> bool:
+    """Whether numbers among the arguments of an op are numbers for each element."""
+    return torch.Tag.pointwise in getattr(func, "tags", ()) or func.name().startswith("aten::_foreach_")
+
+
+def with_example_numbers(arguments: Any) -> Any:
+    """Arguments with plain numbers for those that are symbols."""
+    examples = {torch.SymInt: 1, torch.SymFloat: 0.5}
+    return pytree.tree_map_only(tuple(examples), lambda number: examples[type(number)], arguments)
+
+
 def _describe(
     args: Collection[Any],
     parts: list[Any],
     mode: FakeTensorMode,
-    nodes: TensorTracker | None,
+    tracer: Any,
     read: Read | None,
 ) -> list[Any] | None:
-    """The arguments, with nodes for tensors if asked for; ``parts`` gets their part of the key. None: not cached."""
+    """The arguments, with nodes for tensors and symbols if asked for. None: not cached.
+
+    ``parts`` gets their part of the key. It begins with the op.
+    """
     described = []
     for arg in args:
         type_ = type(arg)
         if type_ is FakeTensor:
-            if (arg := _describe_tensor(arg, parts, mode, nodes, read)) is None:
+            if (arg := _describe_tensor(arg, parts, mode, tracer, read)) is None:
                 return None
         elif type_ is int or type_ is float or type_ is complex:
             parts += (type_, arg)  # 1, 1.0 and True are equal, and make results of different dtypes
         elif type_ is list or type_ is tuple:
             parts += (type_, len(arg))
-            if (arg := _describe(arg, parts, mode, nodes, read)) is None:
+            if (arg := _describe(arg, parts, mode, tracer, read)) is None:
                 return None
         elif type_ in _AS_THEY_ARE:
             parts += (type_, arg)
+        elif type_ in _SYMBOLS and parts[0].takes_symbols:
+            parts.append(type_)
+            if tracer is not None and (arg := tracked_symbol_node(tracer, arg)) is None:
+                return None
         else:
             return None
         described.append(arg)
     return described
 
 
-def _describe_tensor(
-    tensor: FakeTensor, parts: list[Any], mode: FakeTensorMode, nodes: TensorTracker | None, read: Read | None
-) -> Any:
+def _describe_tensor(tensor: FakeTensor, parts: list[Any], mode: FakeTensorMode, tracer: Any, read: Read | None) -> Any:
     layout = _plain_layout(tensor, mode)
     if layout is None:
         return None
@@ -203,7 +223,7 @@ def _describe_tensor(
         if layout is None or layout.stride != expected:
             return None
     parts += (layout, fake_device(tensor))
-    return tensor if nodes is None else nodes.node(tensor)
+    return tensor if tracer is None else tracer.tensor_tracker.node(tensor)
 
 
 def _plain_layout(tensor: FakeTensor, mode: FakeTensorMode) -> Layout | None:

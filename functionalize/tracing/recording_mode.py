@@ -98,7 +98,7 @@ class RecordingMode(ProxyTorchDispatchMode):
 
     def _fast_path(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Record an op and return its results; ``MISS`` if it has to take torch's path."""
-        call = meta_cache.find(func, args, kwargs, self.factory, self.tracer.tensor_tracker)
+        call = meta_cache.find(func, args, kwargs, self.factory, self.tracer)
         if call is None:
             return meta_cache.MISS
         entry: CacheEntry | None = call.entry
@@ -117,7 +117,7 @@ class RecordingMode(ProxyTorchDispatchMode):
 
     def run_on_values(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], read: Read) -> Any:
         """The results of an op on the values of handles; ``MISS`` if they are not cached, or strides differ."""
-        call = meta_cache.find(func, args, kwargs, self.factory, self.tracer.tensor_tracker, read)
+        call = meta_cache.find(func, args, kwargs, self.factory, self.tracer, read)
         if call is None or call.entry is meta_cache.MISS or call.entry.is_view:
             return meta_cache.MISS
         with below_dispatch():
@@ -141,6 +141,7 @@ class RecordingMode(ProxyTorchDispatchMode):
     def _computed(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """The results of an op that the cache does not have, hidden from tracers."""
         out = self._viewed(func, args, kwargs)
+        args, kwargs = meta_cache.with_example_numbers((args, kwargs))
         return on_handles(func, args, kwargs) if out is meta_cache.MISS else out
 
     def _viewed(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

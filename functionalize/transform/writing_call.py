@@ -82,9 +82,7 @@ class WritingCall:
 
     def __post_init__(self) -> None:
         given = [(w, w.given(self.args, self.kwargs)) for w in self.row.written]
-        pairs = [
-            (w, target) for w, target in given if target is not None and (w.when is None or self.argument(w.when))
-        ]
+        pairs = [(w, target) for w, target in given if target is not None and (w.when is None or self.argument(w.when))]
         self.written: list[Written] = [w for w, _ in pairs]  # which arguments this call writes
         self.targets: list[Any] = [target for _, target in pairs]  # these: tensors, and lists of tensors
 

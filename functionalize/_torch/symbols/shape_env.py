@@ -64,6 +64,7 @@ class DecidingShapeEnv(ShapeEnv):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.lines = dict[Any, Any]()  # of the program, by the conditions that the trace assumed there, if noted
+        self._open_questions = set[tuple[Any, ...]]()  # to which torch has no answer; its error takes long to make
         self.dims = dict[Any, str]()  # the names of sizes that callers have named, by symbol
 
     @property
@@ -130,10 +131,14 @@ class DecidingShapeEnv(ShapeEnv):
         if static_value is not None:
             return static_value  # torch caches the fallback that it used before an answer or a check
         before = len(self.guards)
+        question = (orig_expr, self._learnt, *args, *kwargs.values())
+        answer = self._decided(orig_expr, asked) if question in self._open_questions else None
         try:
-            return super().evaluate_expr(orig_expr, *args, **kwargs)
+            if answer is None:
+                return super().evaluate_expr(orig_expr, *args, **kwargs)
         except GuardOnDataDependentSymNode:
-            answer = None if self.decider is None else self.decider.number(orig_expr, asked)
+            self._open_questions.add(question)
+            answer = self._decided(orig_expr, asked)
             if answer is None:
                 raise
         finally:
@@ -144,6 +149,9 @@ class DecidingShapeEnv(ShapeEnv):
             return answer
         self._learn(orig_expr, answer)
         return sympy.sympify(answer)
+
+    def _decided(self, expression: Any, asked: Any) -> Answer | None:
+        return None if self.decider is None else self.decider.number(expression, asked)
 
     @contextlib.contextmanager
     def trying(self, path: dict[Any, bool], answers: Mapping[Any, bool]) -> Iterator[None]:

@@ -37,6 +37,12 @@ def symbol_node(tracer: Any, symbol: Any) -> Any:
     return proxy.node if isinstance(proxy, Proxy) else proxy
 
 
+def tracked_symbol_node(tracer: Any, symbol: Any) -> Any:
+    """The same; None if the tracer has not seen the symbol."""
+    is_tracked = symbol.node.constant is not None or symbol.node.expr.is_number or symbol in tracer.symnode_tracker
+    return symbol_node(tracer, symbol) if is_tracked else None
+
+
 def is_foregone(out: Any, args: Any) -> bool:
     """Whether a comparison of symbols of floats has got a fixed answer, though they may be NaN."""
     if not isinstance(out, torch.SymBool) or out.node.expr.free_symbols:

@@ -14,6 +14,7 @@ from typing import Any
 from torch.export.graph_signature import OutputKind
 from torch.fx import Node
 
+from functionalize._torch import OpOverload
 from functionalize.call_stack import Origin
 from functionalize.graph_capture.finish.outputs import GraphOutputs
 from functionalize.graph_capture.trace.checkpointing import CheckpointRegions
@@ -48,6 +49,7 @@ class Decider:
         self._recorder, self._regions, self._here, self._answers = recorder, regions, current_origin, answers
         self._data = data
         self._known = dict[Node, Any]()
+        self._computed = dict[tuple[Any, ...], Node]()  # by function and arguments
         self._facts = dict[Any, Any]()  # values of integer expressions, which may have several nodes
         self.taken: list[Taken] = []
         self.is_open = True  # whether answers become outputs of the graph
@@ -99,9 +101,8 @@ class Decider:
 
     def _answered(self, node: Node, cls: type | None) -> Any:
         """The value of a node; ``cls``: the class of number to convert it to; None for the value as it is."""
-        first = (
-            self._regions.first_of(node) if self._regions.runs_again else node
-        )  # a second run takes the branches of the first
+        # A second run takes the branches of the first.
+        first = self._regions.first_of(node) if self._regions.runs_again else self._first_like(node)
         if node not in self._known and first in self._known:
             self._known[node] = self._known[first] if cls is None else cls(self._known[first])
         if node not in self._known:
@@ -111,6 +112,12 @@ class Decider:
             self._known[node] = answer if cls is None else cls(answer)
             self.taken.append(Taken(node, self._known[node], self._here()))
         return self._known[node]
+
+    def _first_like(self, node: Node) -> Node:
+        """The first node that computed a Python number from the same nodes: what was decided about it holds again."""
+        if node.op != "call_function" or isinstance(node.target, OpOverload):
+            return node
+        return self._computed.setdefault((node.target, node.args), node)
 
     def _answer(self, node: Node) -> Any:
         if self._answers is not None:
