@@ -126,8 +126,9 @@ def find(
 ) -> CachedCall | None:
     """A call in the cache; None if its results are never cached.
 
-    ``tracer``: has the nodes of its tensors; a call on a tensor without a node is not cached. ``read``: gives the values of
-    handles, on which the op runs instead; a call on values with other strides than their handles' is not cached.
+    ``tracer``: has the nodes of its tensors; a call on a tensor without a node is not cached. ``read``: gives the
+    values of handles, on which the op runs instead; a call on values with other strides than their handles' is not
+    cached.
     """
     op = _ops.get(id(func))
     if op is None:
