@@ -132,7 +132,8 @@ def find(
     """
     op = _ops.get(id(func))
     if op is None:
-        op = _ops[id(func)] = _Op(func, _is_usable(func), _is_elementwise(func))
+        usable = _is_usable(func)
+        op = _ops[id(func)] = _Op(func, usable, usable and _is_elementwise(func))
     if not op.usable or (func is _INDEX and has_mask(args[1])):
         return None  # with a mask, of a data-dependent size: running the op for its metadata would add a symbol
     parts: list[Any] = [op, torch.get_default_dtype()]
@@ -170,7 +171,7 @@ def _is_usable(func: Any) -> bool:
 
 def _is_elementwise(func: Any) -> bool:
     """Whether numbers among the arguments of an op are numbers for each element."""
-    return torch.Tag.pointwise in getattr(func, "tags", ()) or func.name().startswith("aten::_foreach_")
+    return torch.Tag.pointwise in func.tags or func.name().startswith("aten::_foreach_")
 
 
 def with_example_numbers(arguments: Any) -> Any:
