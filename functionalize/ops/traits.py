@@ -30,8 +30,12 @@ PRESERVES_FORMAT = _overloads(
     *("clone", "_to_copy", "flip", "hardtanh", "nan_to_num", "empty_like", "zeros_like", "ones_like", "full_like"),
     *("rand_like", "randn_like", "randint_like"),
 )
-# Elementwise operators whose results are contiguous, whatever the strides of their arguments.
-GIVES_CONTIGUOUS = _overloads("masked_fill.Scalar", "masked_fill.Tensor")
+# Elementwise operators whose results are contiguous, where torch's meta kernels keep the strides of the arguments.
+LOSES_STRIDES = _overloads(
+    *("pow.Scalar", "_foreach_pow.ScalarAndTensor", "rrelu_with_noise", "rrelu_with_noise_functional")
+)
+# All elementwise operators whose results are contiguous, whatever the strides of their arguments.
+GIVES_CONTIGUOUS = LOSES_STRIDES | _overloads("masked_fill.Scalar", "masked_fill.Tensor")
 # Operators that torch tags as elementwise but that call other operators: their results have the strides of a sum, a
 # product, another kernel's result.
 CALLS_OTHER_KERNELS = _overloads("mvlgamma", "ldexp.Tensor", "angle", "_conj_physical")

@@ -13,6 +13,7 @@ import torch
 
 from functionalize._torch.symbols.sizes import forget_offset, unbacked
 from functionalize._torch.tensors import INTERPOLATIONS, suggest_memory_format
+from functionalize.aliasing.tensor_queries import tensor_leaves
 from functionalize.ops import traits
 from functionalize.refusals.values import LEAST_SQUARES_DEVICE, LEAST_SQUARES_DRIVER, PADDED_SEQUENCE_PACKED
 from functionalize.tracing.cudnn_metas import CUDNN_METAS
@@ -151,6 +152,22 @@ def _dense(op: Any) -> Callable[..., Any]:
     return meta
 
 
+def _of_contiguous(op: Any) -> Callable[..., Any]:
+    """For kernels whose results are contiguous, whatever the strides of their arguments."""
+
+    def contiguous(arg: Any) -> Any:
+        if isinstance(arg, (list, tuple)):
+            return [*map(contiguous, arg)]
+        return arg.contiguous() if isinstance(arg, torch.Tensor) else arg
+
+    def meta(*args: Any, **kwargs: Any) -> Any:
+        if all(leaf.is_contiguous() for leaf in tensor_leaves(args, kwargs)):
+            return NotImplemented
+        return op(*map(contiguous, args), **kwargs)
+
+    return meta
+
+
 def _rounded(dividend: Any, divisor: Any, *, rounding_mode: str | None = "floor") -> Any:
     """Floor division, which torch decomposes: the result has the strides of a sum."""
     is_floor = rounding_mode == "floor" and isinstance(dividend, torch.Tensor) and dividend.dtype is not torch.bool
@@ -227,6 +244,7 @@ METAS: Mapping[Any, Callable[..., Any]] = {  # each returns NotImplemented where
         op: _stepped(op) for op in traits.STEPS_OF_OPTIMIZERS
     },  # torch has no meta kernel for some, and those for others do not run on symbols
     **{op: _dense(op) for op in traits.GIVES_DENSE},
+    **{op: _of_contiguous(op) for op in traits.LOSES_STRIDES},
     **{getattr(aten, call.__name__).default: _interpolated for call in INTERPOLATIONS},
     **{getattr(aten, f"{call.__name__}_backward").default: _interpolated_backward for call in INTERPOLATIONS},
     **dict.fromkeys((aten.logaddexp.default, aten.logaddexp2.default), torch.add),

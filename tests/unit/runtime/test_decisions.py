@@ -397,6 +397,31 @@ def test_a_decision_in_the_backward_needs_the_backward_inside() -> None:
         torch.testing.assert_close(model.weight.grad, wanted, rtol=0, atol=0)
 
 
+def test_numbers_of_all_values_in_elementwise_operators() -> None:
+    def run(x: Tensor, number: Tensor) -> tuple[Tensor, ...]:
+        y, n = x.to(torch.int32), number.item()
+        listed = torch._foreach_mul([x, y], n) + torch._foreach_add([x], [n])
+        return x**n, n**x, x.clamp(n), y * n, torch.add(x, x, alpha=n), torch.lerp(x, x + 1, n), *listed
+
+    floats, integers = ([torch.tensor(n) for n in ns] for ns in ((0.5, 1.0, 2.0, -1.5, 0.0, math.inf), (3, 1, 0, 2)))
+    assert follows(run, *((torch.rand(3) * 5, number) for number in floats)) == 1
+    assert follows(lambda x, number: (x**number.item(), x // number.item()), *((ONES, n) for n in integers)) == 1
+
+
+def test_one_question_of_all_parameters_is_one_decision() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.1)
+
+    def run(x: Tensor) -> None:
+        optimizer.zero_grad()
+        model(x).sum().backward()
+        optimizer.step()
+
+    run(ONES)
+    (decision,) = capture(run, (ONES,)).variants[0].decisions
+    assert decision.location.endswith("if weight_decay != 0:")
+
+
 @pytest.mark.slow
 def test_optimizers_that_decide_by_their_state() -> None:
     def make(kind: Any) -> Callable[[], Subject]:

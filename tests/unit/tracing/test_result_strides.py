@@ -48,6 +48,17 @@ def test_of_angles() -> None:
     assert [one.stride() for one in ours] == [one.stride() for one in eager]
 
 
+def test_of_powers_and_leaks() -> None:
+    def run(x: torch.Tensor, number: torch.Tensor) -> Any:
+        y, base = x.t(), number.item()
+        return [2**y, base**y, torch.float_power(2, y), torch.rrelu(y, 0.1, 0.1), *torch._foreach_pow(2, [y])]
+
+    args = torch.rand(3, 4), torch.tensor(3.0)
+    ours, eager = capture(run, args)(*args), run(*args)
+    assert [one.stride() for one in ours] == [one.stride() for one in eager]
+    assert all(map(torch.equal, ours, eager))
+
+
 def test_of_gradients_through_dropout() -> None:
     def run(gradient: torch.Tensor, mask: torch.Tensor) -> Any:
         return torch.ops.aten.native_dropout_backward(gradient.mT, mask, 2.0)
