@@ -93,6 +93,14 @@ def storage_key(tensor: torch.Tensor) -> int:
         return -id(tensor)
 
 
+def is_lone_number(value: Any) -> bool:
+    """Whether a value is a tensor of one element on the CPU, which is all that its storage holds, and no parameter."""
+    if type(value) is not torch.Tensor or value.layout is not _STRIDED or value.device.type != "cpu":
+        return False
+    alone = value.numel() == 1 and value.untyped_storage().nbytes() == value.itemsize
+    return alone and not (value.requires_grad or value.is_conj() or value.is_neg() or value.is_inference())
+
+
 def belongs_to_others(storage: torch.UntypedStorage) -> bool:
     """Whether code outside of torch may write to a storage: NumPy, or another process by a file."""
     return not storage.resizable()

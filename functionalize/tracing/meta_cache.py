@@ -20,7 +20,7 @@ import torch
 from functionalize._torch import FakeTensor, FakeTensorMode, OpOverload, is_symbolic, pytree, storage_id
 from functionalize._torch.fakes import FakeFactory, below_dispatch, data_dependent, fake_device
 from functionalize._torch.symbols.traced_symbols import tracked_symbol_node
-from functionalize._torch.symbols.tracing import name_for
+from functionalize._torch.symbols.tracing import name_for, tracked_node
 from functionalize.aliasing.geometry import Layout, plain_layout
 from functionalize.aliasing.view_rules import ViewRule
 from functionalize.ops import tables, traits
@@ -139,7 +139,12 @@ def find(
     parts: list[Any] = [op, torch.get_default_dtype()]
     described = _describe(args, parts, factory.mode, tracer, read)
     if described is None:
-        return None
+        if not _some_are_constants(args):
+            return None
+        del parts[2:]
+        described = _describe(args, parts, factory.mode, tracer, read, constants=True)
+        if described is None:
+            return None
     if kwargs:
         parts += kwargs
         values = _describe(kwargs.values(), parts, factory.mode, tracer, read)
@@ -174,6 +179,12 @@ def _is_elementwise(func: Any) -> bool:
     return torch.Tag.pointwise in func.tags or func.name().startswith("aten::_foreach_")
 
 
+def _some_are_constants(args: Collection[Any]) -> bool:
+    """Whether torch knows the data of some tensors among arguments, but not of all: then not of the results."""
+    answers = {arg.constant is not None for arg in args if type(arg) is FakeTensor}
+    return len(answers) == 2
+
+
 def with_example_numbers(arguments: Any) -> Any:
     """Arguments with plain numbers for those that are symbols."""
     examples = {torch.SymInt: 1, torch.SymFloat: 0.5}
@@ -186,16 +197,17 @@ def _describe(
     mode: FakeTensorMode,
     tracer: Any,
     read: Read | None,
+    constants: bool = False,
 ) -> list[Any] | None:
     """The arguments, with nodes for tensors and symbols if asked for. None: not cached.
 
-    ``parts`` gets their part of the key. It begins with the op.
+    ``parts`` gets their part of the key, which begins with the op. ``constants``: take tensors of known data, too.
     """
     described = []
     for arg in args:
         type_ = type(arg)
         if type_ is FakeTensor:
-            if (arg := _describe_tensor(arg, parts, mode, tracer, read)) is None:
+            if (arg := _describe_tensor(arg, parts, mode, tracer, read, constants)) is None:
                 return None
         elif type_ is int or type_ is float or type_ is complex:
             parts += (type_, arg)  # 1, 1.0 and True are equal, and make results of different dtypes
@@ -215,25 +227,32 @@ def _describe(
     return described
 
 
-def _describe_tensor(tensor: FakeTensor, parts: list[Any], mode: FakeTensorMode, tracer: Any, read: Read | None) -> Any:
-    layout = _plain_layout(tensor, mode)
+def _describe_tensor(
+    tensor: FakeTensor, parts: list[Any], mode: FakeTensorMode, tracer: Any, read: Read | None, constants: bool
+) -> Any:
+    layout = _plain_layout(tensor, mode, constants)
     if layout is None:
         return None
     if read is not None and (value := read(tensor, layout)) is not tensor:
         expected, tensor = layout.stride, value
-        layout = _plain_layout(tensor, mode) if type(tensor) is FakeTensor else None
+        layout = _plain_layout(tensor, mode, constants) if type(tensor) is FakeTensor else None
         if layout is None or layout.stride != expected:
             return None
     parts += (layout, fake_device(tensor))
+    if constants and tracer is not None:
+        return tracked_node(tracer, tensor)
     return tensor if tracer is None else tracer.tensor_tracker.node(tensor)
 
 
-def _plain_layout(tensor: FakeTensor, mode: FakeTensorMode) -> Layout | None:
-    """The layout of a strided tensor of a mode with plain sizes, and without lazy bits or a constant; else None."""
+def _plain_layout(tensor: FakeTensor, mode: FakeTensorMode, constants: bool) -> Layout | None:
+    """The layout of a strided tensor of a mode with plain sizes, and without lazy bits; else None.
+
+    ``constants``: also of one whose data torch knows.
+    """
     if is_symbolic(tensor) or tensor.layout is not _STRIDED or tensor.fake_mode is not mode:
         return None
     dtype = tensor.dtype
-    if tensor.constant is not None or tensor.is_neg() or (dtype.is_complex and tensor.is_conj()):
+    if (tensor.constant is not None and not constants) or tensor.is_neg() or (dtype.is_complex and tensor.is_conj()):
         return None
     return plain_layout(tensor.shape, tensor.stride(), tensor.storage_offset(), dtype, False, False)
 

@@ -33,6 +33,8 @@ from functionalize._torch.subclasses.wrappers import is_ragged
 from functionalize._torch.symbols.traced_symbols import compared, endless, is_endless, is_foregone
 from functionalize._torch.symbols.tracing import (
     ProxyTorchDispatchMode,
+    constant_node,
+    keep_data,
     name_for,
     new_node,
     new_tracer,
@@ -40,6 +42,7 @@ from functionalize._torch.symbols.tracing import (
     track,
     tracked_node,
 )
+from functionalize._torch.tensors import is_lone_number
 from functionalize.ops import tables
 from functionalize.ops.tables import ViewKind
 from functionalize.tracing import meta_cache
@@ -49,6 +52,7 @@ from functionalize.tracing.sparse_elements import is_coalesced
 Annotate = Callable[[Node], None]  # is called with each new node
 Observe = Callable[[Node], Node | None]  # the same; returns the node that its results stand for, if that is another
 _IS_COALESCED = torch.ops.aten.is_coalesced.default
+_LIFT = torch.ops.aten.lift_fresh_copy.default
 ORIGIN = ("nn_module_stack", "stack_trace")  # the entries of a node's meta that say where it comes from
 
 
@@ -98,6 +102,8 @@ class RecordingMode(ProxyTorchDispatchMode):
 
     def _fast_path(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Record an op and return its results; ``MISS`` if it has to take torch's path."""
+        if func is _LIFT and is_lone_number(args[0]):
+            return self._lift(args[0])
         call = meta_cache.find(func, args, kwargs, self.factory, self.tracer)
         if call is None:
             return meta_cache.MISS
@@ -113,6 +119,22 @@ class RecordingMode(ProxyTorchDispatchMode):
                 out = entry.make(self.factory, args)
             if out is not meta_cache.MISS:
                 self._record(func, call, out, entry)
+        return out
+
+    def _lift(self, number: torch.Tensor) -> FakeTensor:
+        """Record a number of the program's own (`torch.tensor(0.5)`): an attribute of the graph, and its copy.
+
+        As torch does, which takes ten times as long: the data stay known, in case that the program asks for them.
+        """
+        tracer, of = self.tracer, (number.size(), number.stride(), number.dtype, number.device)
+        with below_dispatch():
+            data, out, shown = number.clone(), self.factory.fresh(*of), self.factory.fresh(*of)
+        attribute = constant_node(tracer, number)
+        attribute.meta["val"] = shown
+        self._added(attribute, observed=True)
+        with below_dispatch():
+            self._result(self._node(_LIFT, (attribute,), {}, name_for(_LIFT), observed=True), out)
+        keep_data(tracer, self.factory.mode, out, data)
         return out
 
     def run_on_values(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], read: Read) -> Any:

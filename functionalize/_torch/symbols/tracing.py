@@ -241,6 +241,21 @@ def track(tracer: Any, tensor: torch.Tensor, node: Node | Callable[[], Node]) ->
         tracer.tensor_tracker[tensor] = _NodeEntry(node, tracer)
 
 
+def constant_node(tracer: Any, tensor: torch.Tensor) -> Node:
+    """Add the node of an attribute of the graph that holds a tensor with data."""
+    name = tracer.tensor_attrs.get(tensor)
+    if name is None:
+        name = tracer.tensor_attrs[tensor] = tracer.get_fresh_qualname("_tensor_constant")
+        setattr(tracer.root, name, tensor)
+    return new_node(tracer.graph, name, (), {}, name, "get_attr")
+
+
+def keep_data(tracer: Any, mode: FakeTensorMode, fake: FakeTensor, data: torch.Tensor) -> None:
+    """Let torch know the data of a fake tensor that stands for a node."""
+    fake.constant = tracer.tensor_tracker[fake].constant = data
+    mode.fake_tensor_converter.add_constant_storage_mapping(fake)
+
+
 def tracked_node(tracer: Any, tensor: torch.Tensor) -> Node | None:
     """The node that a tensor stands for, also as a constant; None if it has no node."""
     tracker = tracer.tensor_tracker
