@@ -5,7 +5,7 @@ warm and cold (our caches are empty), beside eager, eager under a dispatch mode 
 tensors alone, `make_fx` over `torch.func.functionalize` of the module as a function of its state (over the module alone
 where that fails), and `torch.export.export(...).run_decompositions({})`; a capture with its first call with gradients
 beside `aot_function`. Growth: time per op of programs of 1,000 to 100,000 ops, beside a dispatch mode that does
-nothing. Memory: the peak of a process that captures a module with more parameters than this machine has memory. Calls:
+nothing. Steps: captures of whole training steps, with the optimizer's numbers as inputs. Memory: the peak of a process that captures a module with more parameters than this machine has memory. Calls:
 overhead over the graph. Decode: bytes written a step. Profile: where the time of a capture goes, by folder and by line.
 """
 
@@ -240,6 +240,48 @@ def growth() -> None:
     )
 
 
+_OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "SGD": partial(torch.optim.SGD, lr=0.1, momentum=0.9),
+    "AdamW": partial(torch.optim.AdamW, lr=1e-3, foreach=False),
+    "AdamW, foreach": partial(torch.optim.AdamW, lr=1e-3, foreach=True),
+}
+
+
+def training_step(name: str, make: Callable[..., torch.optim.Optimizer]) -> Callable[[], Tensor]:
+    """A training step of a model as a function of its state."""
+    model, batch = build(name)
+    optimizer = make(model.parameters())
+
+    def step() -> Tensor:
+        optimizer.zero_grad()
+        loss = model(**batch).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()  # type: ignore[no-any-return]
+
+    return step
+
+
+def steps(rounds: int, names: Sequence[str]) -> None:
+    """Captures of forward, backward and the optimizer's step, beside eager under a mode that does nothing."""
+    rows = []
+    for name in names:
+        for label, make in _OPTIMIZERS.items():
+            step = training_step(name, make)
+
+            def silent(step: Callable[[], Tensor] = step) -> int:
+                with Silent() as mode:
+                    step()
+                return mode.ops
+
+            ops = silent()
+            systems: dict[str, Callable[[], object]] = {"silent": silent, "capture": partial(capture, step, ())}
+            timings = interleaved(systems, rounds, in_a_row=2)
+            nothing, captured = (timings[column].median * 1e3 for column in systems)
+            rows.append([f"{name}, {label}", str(ops), f"{nothing:.1f}", f"{captured:.1f}", f"{captured / ops:.3f}"])
+    print(table(["training step, ms of processor time", "ops", "null mode", "capture", "an op"], rows))
+
+
 def huge() -> None:
     """Capture a module whose parameters would take 100 GB, and print this process's peak memory."""
     width, layers = 32_768, 25
@@ -351,7 +393,7 @@ def main() -> None:
     parser.add_argument(
         "what",
         nargs="?",
-        choices=("all", "models", "profile", "growth", "memory", "calls", "decode", "huge"),
+        choices=("all", "models", "profile", "growth", "steps", "memory", "calls", "decode", "huge"),
         default="all",
     )
     parser.add_argument("--rounds", type=int, default=9)
@@ -371,6 +413,8 @@ def main() -> None:
         models(options.rounds, options.models)
     if options.what in ("all", "growth"):
         growth()
+    if options.what in ("all", "steps"):
+        steps(options.rounds, options.models)
     if options.what in ("all", "calls"):
         calls(options.rounds)
     if options.what in ("all", "decode"):

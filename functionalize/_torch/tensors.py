@@ -94,10 +94,10 @@ def storage_key(tensor: torch.Tensor) -> int:
 
 
 def is_lone_number(value: Any) -> bool:
-    """Whether a value is a tensor of one element on the CPU, which is all that its storage holds, and no parameter."""
+    """Whether a value is a tensor of at most one element on the CPU, alone in its storage, and no parameter."""
     if type(value) is not torch.Tensor or value.layout is not _STRIDED or value.device.type != "cpu":
         return False
-    alone = value.numel() == 1 and value.untyped_storage().nbytes() == value.itemsize
+    alone = value.numel() <= 1 and value.untyped_storage().nbytes() == value.nbytes
     return alone and not (value.requires_grad or value.is_conj() or value.is_neg() or value.is_inference())
 
 

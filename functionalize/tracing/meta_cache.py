@@ -22,6 +22,7 @@ from functionalize._torch.fakes import FakeFactory, below_dispatch, data_depende
 from functionalize._torch.symbols.traced_symbols import tracked_symbol_node
 from functionalize._torch.symbols.tracing import name_for, tracked_node
 from functionalize.aliasing.geometry import Layout, plain_layout
+from functionalize.aliasing.tensor_queries import tensor_leaves
 from functionalize.aliasing.view_rules import ViewRule
 from functionalize.ops import tables, traits
 from functionalize.ops.calls import has_mask
@@ -179,9 +180,9 @@ def _is_elementwise(func: Any) -> bool:
     return torch.Tag.pointwise in func.tags or func.name().startswith("aten::_foreach_")
 
 
-def _some_are_constants(args: Collection[Any]) -> bool:
+def _some_are_constants(args: Sequence[Any]) -> bool:
     """Whether torch knows the data of some tensors among arguments, but not of all: then not of the results."""
-    answers = {arg.constant is not None for arg in args if type(arg) is FakeTensor}
+    answers = {leaf.constant is not None for leaf in tensor_leaves(args, {}) if type(leaf) is FakeTensor}
     return len(answers) == 2
 
 
@@ -213,7 +214,7 @@ def _describe(
             parts += (type_, arg)  # 1, 1.0 and True are equal, and make results of different dtypes
         elif type_ is list or type_ is tuple:
             parts += (type_, len(arg))
-            if (arg := _describe(arg, parts, mode, tracer, read)) is None:
+            if (arg := _describe(arg, parts, mode, tracer, read, constants)) is None:
                 return None
         elif type_ in _AS_THEY_ARE:
             parts += (type_, arg)
