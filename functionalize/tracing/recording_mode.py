@@ -52,6 +52,7 @@ from functionalize.tracing.sparse_elements import is_coalesced
 Annotate = Callable[[Node], None]  # is called with each new node
 Observe = Callable[[Node], Node | None]  # the same; returns the node that its results stand for, if that is another
 _IS_COALESCED = torch.ops.aten.is_coalesced.default
+_OF_PAIRS = (torch.ops.aten.view_as_complex.default, torch.ops.aten.view_as_real.default)
 _LIFT = torch.ops.aten.lift_fresh_copy.default
 ORIGIN = ("nn_module_stack", "stack_trace")  # the entries of a node's meta that say where it comes from
 
@@ -151,7 +152,7 @@ class RecordingMode(ProxyTorchDispatchMode):
         """An op's results, hidden from tracers, and the call in the cache: None if sizes may be symbols."""
         call = meta_cache.find(func, args, kwargs, self.factory)
         if call is None:
-            return on_handles(func, args, kwargs), None
+            return self._computed(func, args, kwargs), None
         if call.entry is meta_cache.MISS:
             out = self._computed(func, args, kwargs)
             entry = meta_cache.insert(call.key, func, args, out)
@@ -168,13 +169,15 @@ class RecordingMode(ProxyTorchDispatchMode):
 
     def _viewed(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """The view that a view op's own kernel makes of a fake tensor with plain sizes; ``MISS`` if it cannot."""
-        if tables.row(func).view is not ViewKind.SINGLE:
-            return meta_cache.MISS
         source = args[0]
+        if tables.row(func).view is not ViewKind.SINGLE or type(source) is not FakeTensor:
+            return meta_cache.MISS
+        if is_symbolic(source) or source.constant is not None or source.fake_mode is not self.factory.mode:
+            return meta_cache.MISS
         try:
             with below_dispatch():
                 out = func(*args, **kwargs)
-                if out.dtype == source.dtype and not (out.is_conj() or out.is_neg()):
+                if (out.dtype == source.dtype or func in _OF_PAIRS) and not (out.is_conj() or out.is_neg()):
                     return self.factory.around(out, source.fake_device)
         except data_dependent():
             pass
