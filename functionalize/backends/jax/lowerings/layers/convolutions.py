@@ -34,7 +34,7 @@ def convolution(
     dims = weight.ndim - 2
     batched = x.ndim == weight.ndim
     x = x if batched else x[None]
-    stride, padding, dilation, more = (_each(one, dims) for one in (stride, padding, dilation, output_padding))
+    stride, padding, dilation, more = (each(one, dims) for one in (stride, padding, dilation, output_padding))
     if transposed:
         found = _transposed(x, weight, stride, padding, dilation, more, groups)
     else:
@@ -46,7 +46,8 @@ def convolution(
     return (found if batched else found[0]).astype(x.dtype)
 
 
-def _each(values: Sequence[int], count: int) -> list[int]:
+def each(values: Sequence[int], count: int) -> list[int]:
+    """Values for so many dimensions: a single value counts for all."""
     return list(values) * count if len(values) == 1 else list(values)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -15,15 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
+from functionalize.backends.jax.lowerings.layers.convolutions import each
 from functionalize.backends.jax.lowerings.registry import lowering
 from functionalize.backends.jax.values import opmath
 
 aten = torch.ops.aten
 Array = Any
-
-
-def _each(values: Sequence[int], dims: int) -> list[int]:
-    return list(values) * dims if len(values) == 1 else list(values)
 
 
 def _windows(size: int, kernel: int, stride: int, padding: int, dilation: int, ceil_mode: bool) -> np.ndarray[Any, Any]:
@@ -38,9 +36,9 @@ def _windows(size: int, kernel: int, stride: int, padding: int, dilation: int, c
 
 def _geometry(shape: Sequence[int], kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool) -> Any:
     dims = len(shape)
-    kernel = _each(kernel, dims)
-    stride = _each(stride, dims) if len(stride) else kernel
-    given = zip(shape, kernel, stride, _each(padding, dims), _each(dilation, dims), strict=True)
+    kernel = each(kernel, dims)
+    stride = each(stride, dims) if len(stride) else kernel
+    given = zip(shape, kernel, stride, each(padding, dims), each(dilation, dims), strict=True)
     return [_windows(*one, ceil_mode) for one in given]
 
 
@@ -60,7 +58,15 @@ def _taken(x: Array, windows: Sequence[np.ndarray[Any, Any]], fill: Any) -> Arra
     return x.reshape(*x.shape[: lead + dims], math.prod(x.shape[lead + dims :]))
 
 
-def _max_pool(dims: int, x: Array, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool) -> Any:
+def _max_pool(
+    dims: int,
+    x: Array,
+    kernel: Any,
+    stride: Any = (),
+    padding: Any = (0,),
+    dilation: Any = (1,),
+    ceil_mode: bool = False,
+) -> Any:
     return _maxima(dims, x, _geometry(x.shape[-dims:], kernel, stride, padding, dilation, ceil_mode))
 
 
@@ -86,35 +92,12 @@ def _flat_places(plane: Sequence[int], windows: Sequence[np.ndarray[Any, Any]]) 
     return total.reshape(*total.shape[:dims], -1)  # type: ignore[no-any-return]
 
 
-@lowering(aten.max_pool2d_with_indices.default)
-def max_pool2d(
-    x: Array, kernel: Any, stride: Any = (), padding: Any = (0,), dilation: Any = (1,), ceil_mode: bool = False
-) -> Any:
-    return _max_pool(2, x, kernel, stride, padding, dilation, ceil_mode)
-
-
-@lowering(aten.max_pool3d_with_indices.default)
-def max_pool3d(
-    x: Array, kernel: Any, stride: Any = (), padding: Any = (0,), dilation: Any = (1,), ceil_mode: bool = False
-) -> Any:
-    return _max_pool(3, x, kernel, stride, padding, dilation, ceil_mode)
-
-
-def _max_pool_backward(dims: int, grad: Array, x: Array, indices: Array) -> Array:
+def _max_pool_backward(dims: int, grad: Array, x: Array, *geometry: Any) -> Array:
+    """By the indices, which are the last argument."""
     lead = math.prod(x.shape[:-dims])
-    flat, places = grad.reshape(lead, -1), indices.reshape(lead, -1)
+    flat, places = grad.reshape(lead, -1), geometry[-1].reshape(lead, -1)
     zeros = jnp.zeros((lead, math.prod(x.shape[-dims:])), grad.dtype)
     return zeros.at[np.arange(lead)[:, None], places].add(flat).reshape(x.shape)
-
-
-@lowering(aten.max_pool2d_with_indices_backward.default)
-def max_pool2d_backward(grad: Array, x: Array, *geometry: Any) -> Array:
-    return _max_pool_backward(2, grad, x, geometry[-1])
-
-
-@lowering(aten.max_pool3d_with_indices_backward.default)
-def max_pool3d_backward(grad: Array, x: Array, *geometry: Any) -> Array:
-    return _max_pool_backward(3, grad, x, geometry[-1])
 
 
 def _avg_pool(
@@ -133,7 +116,7 @@ def _avg_pool(
     total = jnp.sum(_taken(wide, windows, 0), -1)
     if divisor_override is not None:
         return (total / divisor_override).astype(x.dtype)
-    margins = _each(padding, dims) if count_include_pad else [0] * dims
+    margins = each(padding, dims) if count_include_pad else [0] * dims
     counts = [
         ((places >= -margin) & (places < size + margin)).sum(1)
         for places, size, margin in zip(windows, plane, margins, strict=True)
@@ -144,29 +127,8 @@ def _avg_pool(
     return (total / jnp.asarray(divisor, total.dtype)).astype(x.dtype)
 
 
-@lowering(aten.avg_pool1d.default)
-def avg_pool1d(x: Array, *geometry: Any) -> Array:
-    return _avg_pool(1, x, *geometry)
-
-
-@lowering(aten.avg_pool2d.default)
-def avg_pool2d(x: Array, *geometry: Any) -> Array:
-    return _avg_pool(2, x, *geometry)
-
-
-@lowering(aten.avg_pool3d.default)
-def avg_pool3d(x: Array, *geometry: Any) -> Array:
-    return _avg_pool(3, x, *geometry)
-
-
-@lowering(aten.avg_pool2d_backward.default)
-def avg_pool2d_backward(grad: Array, x: Array, *geometry: Any) -> Array:
-    return jax.vjp(lambda x: _avg_pool(2, x, *geometry), x)[1](grad)[0]
-
-
-@lowering(aten.avg_pool3d_backward.default)
-def avg_pool3d_backward(grad: Array, x: Array, *geometry: Any) -> Array:
-    return jax.vjp(lambda x: _avg_pool(3, x, *geometry), x)[1](grad)[0]
+def _avg_pool_backward(dims: int, grad: Array, x: Array, *geometry: Any) -> Array:
+    return jax.vjp(lambda x: _avg_pool(dims, x, *geometry), x)[1](grad)[0]
 
 
 def _adaptive(shape: Sequence[int], output_size: Sequence[int]) -> list[np.ndarray[Any, Any]]:
@@ -190,41 +152,24 @@ def _adaptive_avg_pool(dims: int, x: Array, output_size: Sequence[int]) -> Array
     return (total / jnp.asarray(counts, total.dtype)).astype(x.dtype)
 
 
-@lowering(aten.adaptive_max_pool2d.default)
-def adaptive_max_pool2d(x: Array, output_size: Sequence[int]) -> Any:
-    return _maxima(2, x, _adaptive(x.shape[-2:], output_size))
+def _adaptive_avg_pool_backward(dims: int, grad: Array, x: Array) -> Array:
+    return jax.vjp(lambda x: _adaptive_avg_pool(dims, x, grad.shape[-dims:]), x)[1](grad)[0]
 
 
-@lowering(aten.adaptive_max_pool3d.default)
-def adaptive_max_pool3d(x: Array, output_size: Sequence[int]) -> Any:
-    return _maxima(3, x, _adaptive(x.shape[-3:], output_size))
+def _adaptive_max_pool(dims: int, x: Array, output_size: Sequence[int]) -> Any:
+    return _maxima(dims, x, _adaptive(x.shape[-dims:], output_size))
 
 
-@lowering(aten.adaptive_max_pool2d_backward.default)
-def adaptive_max_pool2d_backward(grad: Array, x: Array, indices: Array) -> Array:
-    return _max_pool_backward(2, grad, x, indices)
-
-
-@lowering(aten.adaptive_max_pool3d_backward.default)
-def adaptive_max_pool3d_backward(grad: Array, x: Array, indices: Array) -> Array:
-    return _max_pool_backward(3, grad, x, indices)
-
-
-@lowering(aten._adaptive_avg_pool2d.default)
-def adaptive_avg_pool2d(x: Array, output_size: Sequence[int]) -> Array:
-    return _adaptive_avg_pool(2, x, output_size)
-
-
-@lowering(aten._adaptive_avg_pool3d.default)
-def adaptive_avg_pool3d(x: Array, output_size: Sequence[int]) -> Array:
-    return _adaptive_avg_pool(3, x, output_size)
-
-
-@lowering(aten._adaptive_avg_pool2d_backward.default)
-def adaptive_avg_pool2d_backward(grad: Array, x: Array) -> Array:
-    return jax.vjp(lambda x: _adaptive_avg_pool(2, x, grad.shape[-2:]), x)[1](grad)[0]
-
-
-@lowering(aten._adaptive_avg_pool3d_backward.default)
-def adaptive_avg_pool3d_backward(grad: Array, x: Array) -> Array:
-    return jax.vjp(lambda x: _adaptive_avg_pool(3, x, grad.shape[-3:]), x)[1](grad)[0]
+lowering(aten.avg_pool1d.default)(partial(_avg_pool, 1))
+for _dims in (2, 3):
+    for _name, _rule in (
+        (f"max_pool{_dims}d_with_indices", _max_pool),
+        (f"max_pool{_dims}d_with_indices_backward", _max_pool_backward),
+        (f"avg_pool{_dims}d", _avg_pool),
+        (f"avg_pool{_dims}d_backward", _avg_pool_backward),
+        (f"adaptive_max_pool{_dims}d", _adaptive_max_pool),
+        (f"adaptive_max_pool{_dims}d_backward", _max_pool_backward),
+        (f"_adaptive_avg_pool{_dims}d", _adaptive_avg_pool),
+        (f"_adaptive_avg_pool{_dims}d_backward", _adaptive_avg_pool_backward),
+    ):
+        lowering(getattr(aten, _name).default)(partial(_rule, _dims))

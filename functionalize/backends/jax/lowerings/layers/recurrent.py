@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 import torch
 
+from functionalize.backends.decompositions.families.recurrent_layers import LSTM
 from functionalize.backends.jax.lowerings.registry import lowering
 
 aten = torch.ops.aten
 Array = Any
-_LSTM = 2  # oneDNN's number for the kind of cell
 
 
 @lowering(aten.mkldnn_rnn_layer.default)
@@ -35,7 +35,7 @@ def mkldnn_rnn_layer(
     batch_first: bool,
     train: bool,
 ) -> tuple[Array, Array, Array, Array]:
-    if mode != _LSTM or batch_sizes:
+    if mode != LSTM or batch_sizes:
         raise ValueError("of oneDNN's layers, only the LSTM for sequences of one length is supported")
     gates = jnp.matmul(x, of_input.T)
     if has_biases:
