@@ -37,7 +37,7 @@ DTYPES: dict[torch.dtype, Any] = {
     torch.complex64: jnp.complex64,
     torch.complex128: jnp.complex128,
 }
-WIDE = frozenset({torch.int64, torch.uint64, torch.float64, torch.complex128})  # what JAX has if it is told to
+_WIDE = frozenset({torch.int64, torch.uint64, torch.float64, torch.complex128})  # what JAX has if it is told to
 _OF_JAX = {np.dtype(mine): dtype for dtype, mine in DTYPES.items()}
 _BITS = {torch.bfloat16: torch.int16}  # dtypes that NumPy has not, through others of their width
 
@@ -230,9 +230,6 @@ def _cut_off(x: Any, dtype: np.dtype[Any]) -> Any:
 def as_float(value: Any) -> Any:
     """An operand in floats, as functions want it that give floats: integers become float32."""
     return value if category(value.dtype) >= 2 else cast(value, np.float32)
-
-
-_WIDE = frozenset({torch.int64, torch.uint64, torch.float64, torch.complex128})
 
 
 def is_wide(graph: torch.fx.Graph) -> bool:
