@@ -83,13 +83,8 @@ def _wide_floats(call: Call) -> bool:
     return bool(jnp.issubdtype(call.dtype, jnp.floating)) and bool(jax.config.jax_enable_x64)  # type: ignore[attr-defined]
 
 
-@lowering(aten.eye.default, takes_call=True)
-def eye(call: Call, n: int, **_: Any) -> Array:
-    return jnp.eye(n, dtype=call.dtype)
-
-
-@lowering(aten.eye.m, takes_call=True)
-def eye_m(call: Call, n: int, m: int, **_: Any) -> Array:
+@lowering(aten.eye.default, aten.eye.m, takes_call=True)
+def eye(call: Call, n: int, m: int | None = None, **_: Any) -> Array:
     return jnp.eye(n, m, dtype=call.dtype)
 
 

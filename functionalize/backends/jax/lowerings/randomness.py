@@ -115,13 +115,8 @@ def bernoulli(call: Call, p: Array, *, generator: Any = None) -> Array:
     return jax.random.bernoulli(call.key(), p).astype(call.dtype)
 
 
-@lowering(aten.bernoulli.p, takes_call=True)
+@lowering(aten.bernoulli.p, aten.bernoulli.Tensor, takes_call=True)
 def bernoulli_of(call: Call, x: Array, p: Any, *, generator: Any = None) -> Array:
-    return jax.random.bernoulli(call.key(), p, x.shape).astype(call.dtype)
-
-
-@lowering(aten.bernoulli.Tensor, takes_call=True)
-def bernoulli_by(call: Call, x: Array, p: Array, *, generator: Any = None) -> Array:
     return jax.random.bernoulli(call.key(), p, x.shape).astype(call.dtype)
 
 

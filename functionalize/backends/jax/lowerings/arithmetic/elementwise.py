@@ -62,6 +62,16 @@ _OF_FLOATS: dict[Any, Callable[[Array], Array]] = {
     aten.tan: jnp.tan,
     aten.tanh: jnp.tanh,
 }
+_OF_ANY: dict[Any, Callable[[Array], Array]] = {
+    aten.abs: derivatives.absolute,
+    aten.bitwise_not: jnp.invert,
+    aten.detach: jax.lax.stop_gradient,
+    aten.isinf: jnp.isinf,
+    aten.isnan: jnp.isnan,
+    aten.logical_not: jnp.logical_not,
+    aten.neg: jnp.negative,
+    aten._neg_view: jnp.negative,
+}
 _OF_FRACTIONS: dict[Any, Callable[[Array], Array]] = {
     aten.ceil: jnp.ceil,
     aten.floor: jnp.floor,
@@ -116,6 +126,8 @@ _OF_TWO_FLOATS: dict[Any, Callable[[Array, Array], Array]] = {
 def _register() -> None:
     for op, function in _OF_FLOATS.items():
         lowering(op)(lambda x, function=function: rounded(function, as_float(x)))
+    for op, function in _OF_ANY.items():
+        lowering(op)(function)
     for op, function in _OF_FRACTIONS.items():
         lowering(op)(lambda x, function=function: x if category(x.dtype) < 2 else function(x))
     for op, of_both in (_OF_BITS | _OF_TWO | _COMPARED).items():
@@ -157,16 +169,6 @@ def _shifted(shift: Callable[[Array, Array], Array], x: Array, y: Array, beyond:
 _register()
 
 
-@lowering(aten.abs)
-def absolute(x: Array) -> Array:
-    return derivatives.absolute(x)
-
-
-@lowering(aten.neg)
-def neg(x: Array) -> Array:
-    return -x
-
-
 @lowering(aten.sign)
 def sign(x: Array) -> Array:
     return x if x.dtype == bool else jnp.where(jnp.isnan(x), 0, jnp.sign(x)).astype(x.dtype)
@@ -186,34 +188,9 @@ def angle(x: Array) -> Array:
     return jnp.where(jnp.isnan(x), jnp.nan, jnp.angle(x)).astype(jnp.abs(x).dtype)
 
 
-@lowering(aten.isnan)
-def isnan(x: Array) -> Array:
-    return jnp.isnan(x)
-
-
-@lowering(aten.isinf)
-def isinf(x: Array) -> Array:
-    return jnp.isinf(x)
-
-
-@lowering(aten.bitwise_not)
-def bitwise_not(x: Array) -> Array:
-    return jnp.invert(x)
-
-
-@lowering(aten.logical_not)
-def logical_not(x: Array) -> Array:
-    return jnp.logical_not(x)
-
-
 @lowering(aten.conj_physical, aten._conj, aten._conj_physical)
 def conj(x: Array) -> Array:
     return jnp.conj(x) if category(x.dtype) == 3 else x
-
-
-@lowering(aten._neg_view)
-def neg_view(x: Array) -> Array:
-    return -x
 
 
 @lowering(aten.add.Tensor, aten.add.Scalar)
@@ -337,11 +314,6 @@ def to_copy(call: Call, x: Any, **_: Any) -> Array:
 @lowering(aten.clone, aten.alias, aten.lift_fresh, aten.positive, aten.contiguous)
 def clone(x: Array, memory_format: Any = None) -> Array:
     return x
-
-
-@lowering(aten.detach)
-def detach(x: Array) -> Array:
-    return jax.lax.stop_gradient(x)
 
 
 @lowering(aten.copy)

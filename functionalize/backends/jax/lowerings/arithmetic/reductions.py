@@ -30,34 +30,19 @@ def axes(x: Array, dim: Any) -> tuple[int, ...]:
     return tuple(d % max(x.ndim, 1) for d in ([dim] if isinstance(dim, int) else dim)) if x.ndim else ()
 
 
-@lowering(aten.sum.default, takes_call=True)
-def sum_all(call: Call, x: Array, dtype: Any = None) -> Array:
-    return sum_dims(call, x)
-
-
-@lowering(aten.sum.dim_IntList, takes_call=True)
-def sum_dims(call: Call, x: Array, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Array:
+@lowering(aten.sum.default, aten.sum.dim_IntList, takes_call=True)
+def sum_(call: Call, x: Array, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Array:
     wide = cast(x, opmath(call.dtype))
     return jnp.sum(wide, axes(x, dim), keepdims=keepdim, dtype=wide.dtype).astype(call.dtype)
 
 
-@lowering(aten.mean.default, takes_call=True)
-def mean_all(call: Call, x: Array, dtype: Any = None) -> Array:
-    return mean(call, x)
-
-
-@lowering(aten.mean.dim, takes_call=True)
+@lowering(aten.mean.default, aten.mean.dim, takes_call=True)
 def mean(call: Call, x: Array, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Array:
     return jnp.mean(cast(x, opmath(call.dtype)), axes(x, dim), keepdims=keepdim).astype(call.dtype)
 
 
-@lowering(aten.prod.default, takes_call=True)
-def prod_all(call: Call, x: Array, dtype: Any = None) -> Array:
-    return jnp.prod(cast(x, call.dtype), dtype=call.dtype)
-
-
-@lowering(aten.prod.dim_int, takes_call=True)
-def prod(call: Call, x: Array, dim: int, keepdim: bool = False, dtype: Any = None) -> Array:
+@lowering(aten.prod.default, aten.prod.dim_int, takes_call=True)
+def prod(call: Call, x: Array, dim: int | None = None, keepdim: bool = False, dtype: Any = None) -> Array:
     return jnp.prod(cast(x, call.dtype), axes(x, dim), keepdims=keepdim, dtype=call.dtype)
 
 
@@ -73,9 +58,7 @@ def all_(call: Call, x: Array, dim: Any = None, keepdim: bool = False) -> Array:
     return found.astype(call.dtype)
 
 
-@lowering(aten.equal)
-def equal(x: Array, y: Array) -> Array:
-    return jnp.array_equal(x, y)
+lowering(aten.equal)(jnp.array_equal)
 
 
 def _asked(x: Array, dim: Any) -> tuple[int, ...]:
@@ -83,24 +66,14 @@ def _asked(x: Array, dim: Any) -> tuple[int, ...]:
     return () if isinstance(dim, (list, tuple)) and not len(dim) else axes(x, dim)
 
 
-@lowering(aten.amax)
+@lowering(aten.amax, aten.max.default)
 def amax(x: Array, dim: Any = (), keepdim: bool = False) -> Array:
     return jnp.max(x, axes(x, dim), keepdims=keepdim)
 
 
-@lowering(aten.amin)
+@lowering(aten.amin, aten.min.default)
 def amin(x: Array, dim: Any = (), keepdim: bool = False) -> Array:
     return jnp.min(x, axes(x, dim), keepdims=keepdim)
-
-
-@lowering(aten.max.default)
-def max_all(x: Array) -> Array:
-    return jnp.max(x)
-
-
-@lowering(aten.min.default)
-def min_all(x: Array) -> Array:
-    return jnp.min(x)
 
 
 def _index_of(pick: Callable[..., Array], x: Array, dim: int | None, keepdim: bool) -> Array:
@@ -150,9 +123,7 @@ def var(x: Array, dim: Any = None, *, correction: Any = None, keepdim: bool = Fa
 
 def _variance(x: Array, dim: Any, correction: Any, keepdim: bool) -> Array:
     over = axes(x, dim)
-    count = 1
-    for d in over:
-        count *= x.shape[d]
+    count = math.prod(x.shape[d] for d in over)
     wide = x.astype(opmath(x.dtype))
     deviation = wide - jnp.mean(wide, over, keepdims=True)
     squares = jnp.real(deviation * jnp.conj(deviation)) if category(x.dtype) == 3 else deviation * deviation
@@ -268,14 +239,14 @@ def log_softmax(call: Call, x: Array, dim: int, half_to_float: bool) -> Array:
 
 @lowering(aten._fft_c2c)
 def fft_c2c(x: Array, dim: Sequence[int], normalization: int, forward: bool) -> Array:
-    size = _norm(x, dim, normalization)
+    size = _norm([x.shape[d] for d in dim], normalization)
     found = jnp.fft.fftn(x, axes=dim) if forward else jnp.fft.ifftn(x, axes=dim, norm="forward")
     return (found * size).astype(x.dtype)
 
 
 @lowering(aten._fft_r2c)
 def fft_r2c(x: Array, dim: Sequence[int], normalization: int, onesided: bool) -> Array:
-    size = _norm(x, dim, normalization)
+    size = _norm([x.shape[d] for d in dim], normalization)
     found = jnp.fft.rfftn(x, axes=dim) if onesided else jnp.fft.fftn(x, axes=dim)
     return found * size
 
@@ -283,16 +254,10 @@ def fft_r2c(x: Array, dim: Sequence[int], normalization: int, onesided: bool) ->
 @lowering(aten._fft_c2r)
 def fft_c2r(x: Array, dim: Sequence[int], normalization: int, last_dim_size: int) -> Array:
     sizes = [x.shape[d] for d in dim[:-1]] + [last_dim_size]
-    count = 1
-    for n in sizes:
-        count *= n
-    factor = (1.0, count**-0.5, 1.0 / count)[normalization]
-    return jnp.fft.irfftn(x, sizes, axes=dim, norm="forward") * factor
+    return jnp.fft.irfftn(x, sizes, axes=dim, norm="forward") * _norm(sizes, normalization)
 
 
-def _norm(x: Array, dim: Sequence[int], normalization: int) -> float:
+def _norm(sizes: Sequence[int], normalization: int) -> float:
     """By what a transform is scaled: by nothing, by the root of its size, by its size."""
-    count = 1
-    for d in dim:
-        count *= x.shape[d]
+    count = math.prod(sizes)
     return (1.0, count**-0.5, 1.0 / count)[normalization] if count else 1.0

@@ -23,13 +23,14 @@ aten = torch.ops.aten
 Array = Any
 
 
-@lowering(
-    aten.view.default,
-    aten._unsafe_view,
-    aten.reshape,
-    aten._reshape_alias,
-    aten._reshape_copy,
-)
+lowering(aten.t)(jnp.transpose)
+lowering(aten.unsqueeze)(jnp.expand_dims)
+lowering(aten.diagonal)(jnp.diagonal)
+lowering(aten.tril)(jnp.tril)
+lowering(aten.triu)(jnp.triu)
+
+
+@lowering(aten.view.default, aten._unsafe_view, aten.reshape, aten._reshape_alias, aten._reshape_copy)
 def view(x: Array, size: Sequence[int], stride: Any = None) -> Array:
     return jnp.reshape(x, tuple(size))
 
@@ -57,11 +58,6 @@ def transpose(x: Array, dim0: int, dim1: int) -> Array:
     return jnp.swapaxes(x, dim0, dim1) if x.ndim else x
 
 
-@lowering(aten.t)
-def t(x: Array) -> Array:
-    return jnp.transpose(x)
-
-
 @lowering(aten.expand)
 def expand(x: Array, size: Sequence[int], implicit: bool = False) -> Array:
     lead = len(size) - x.ndim
@@ -78,11 +74,6 @@ def squeeze(x: Array) -> Array:
 def squeeze_dims(x: Array, dim: Any) -> Array:
     dims = {d % x.ndim for d in ([dim] if isinstance(dim, int) else dim)} if x.ndim else set()
     return jnp.squeeze(x, tuple(d for d in dims if x.shape[d] == 1))
-
-
-@lowering(aten.unsqueeze)
-def unsqueeze(x: Array, dim: int) -> Array:
-    return jnp.expand_dims(x, dim)
 
 
 @lowering(aten.select.int)
@@ -117,11 +108,6 @@ def slice_(call: Call, x: Array, dim: int = 0, start: Any = None, end: Any = Non
         return jax.lax.slice_in_dim(span, 0, None, step, dim)
     begin, stop = bounds(x.shape[dim], start, end)
     return jax.lax.slice_in_dim(x, begin, stop, step, dim)
-
-
-@lowering(aten.diagonal)
-def diagonal(x: Array, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Array:
-    return jnp.diagonal(x, offset, dim1, dim2)
 
 
 @lowering(aten.unfold)
@@ -268,13 +254,3 @@ def roll(x: Array, shifts: Sequence[int], dims: Sequence[int] = ()) -> Array:
 def constant_pad_nd(x: Array, pad: Sequence[int], value: Any = 0) -> Array:
     widths = [(pad[i], pad[i + 1], 0) for i in range(len(pad) - 2, -1, -2)]
     return jax.lax.pad(x, cast(value, x.dtype), [(0, 0, 0)] * (x.ndim - len(widths)) + widths)
-
-
-@lowering(aten.tril)
-def tril(x: Array, diagonal: int = 0) -> Array:
-    return jnp.tril(x, diagonal)
-
-
-@lowering(aten.triu)
-def triu(x: Array, diagonal: int = 0) -> Array:
-    return jnp.triu(x, diagonal)

@@ -16,13 +16,8 @@ aten = torch.ops.aten
 Array = Any
 
 
-@lowering(aten.sort.default)
-def sort(x: Array, dim: int = -1, descending: bool = False) -> tuple[Array, Array]:
-    return sort_stable(x, dim=dim, descending=descending)
-
-
-@lowering(aten.sort.stable)
-def sort_stable(x: Array, *, stable: Any = True, dim: int = -1, descending: bool = False) -> tuple[Array, Array]:
+@lowering(aten.sort.default, aten.sort.stable)
+def sort(x: Array, dim: int = -1, descending: bool = False, *, stable: Any = True) -> tuple[Array, Array]:
     if not x.ndim:
         return x, jnp.zeros((), jnp.int64)
     order = jnp.argsort(x, dim, stable=True, descending=descending)
@@ -31,14 +26,14 @@ def sort_stable(x: Array, *, stable: Any = True, dim: int = -1, descending: bool
 
 @lowering(aten.argsort.stable)
 def argsort(x: Array, *, stable: bool, dim: int = -1, descending: bool = False) -> Array:
-    return sort_stable(x, dim=dim, descending=descending)[1]
+    return sort(x, dim, descending)[1]
 
 
 @lowering(aten.topk)
 def topk(x: Array, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Array, Array]:
     if not x.ndim:
         return x, jnp.zeros((), jnp.int64)
-    values, indices = sort_stable(x, dim=dim, descending=largest)
+    values, indices = sort(x, dim, descending=largest)
     return tuple(jax.lax.slice_in_dim(one, 0, k, axis=dim % x.ndim) for one in (values, indices))  # type: ignore[return-value]
 
 
@@ -46,7 +41,7 @@ def topk(x: Array, k: int, dim: int = -1, largest: bool = True, sorted: bool = T
 def kthvalue(x: Array, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Array, Array]:
     if not x.ndim:
         return x, jnp.zeros((), jnp.int64)
-    found = [jax.lax.index_in_dim(one, k - 1, dim % x.ndim, keepdim) for one in sort_stable(x, dim=dim)]
+    found = [jax.lax.index_in_dim(one, k - 1, dim % x.ndim, keepdim) for one in sort(x, dim)]
     return found[0], found[1]
 
 
@@ -74,7 +69,7 @@ def _median(x: Array, dim: int, keepdim: bool, counts_all: bool) -> tuple[Array,
     """The lower of the two in the middle; a number that is none comes last, and before all where it counts."""
     if not x.ndim:
         return x, jnp.zeros((), jnp.int64)
-    values, indices = sort_stable(x, dim=dim)
+    values, indices = sort(x, dim)
     missing = jnp.isnan(values) if jnp.issubdtype(x.dtype, jnp.floating) else jnp.zeros(x.shape, bool)
     known = x.shape[dim] - jnp.sum(missing, dim, keepdims=True)
     middle = jnp.maximum(known - 1, 0) // 2
