@@ -149,18 +149,12 @@ def _results(program: ExportedProgram) -> Any:
     return program.graph.output_node().args[0]
 
 
-_TYPES = frozenset(
-    {torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.bool}
-    | {torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8}
-)
-
-
 def _unknown_types(program: ExportedProgram) -> Iterator[str]:
     """Causes: inputs and outputs of types that no runner takes."""
     values = [("takes", node) for node in program.graph.find_nodes(op="placeholder")]
     for verb, node in [*values, *(("returns", result) for result in _results(program))]:
         look = node.meta.get("val") if isinstance(node, Node) else None
-        if isinstance(look, torch.Tensor) and look.dtype not in _TYPES:
+        if isinstance(look, torch.Tensor) and look.dtype not in ELEMENTS:
             yield UnsupportedExportError.cause(
                 f"the program {verb} `{node.name}`, of {look.dtype}",
                 why="ONNX Runtime has no tensors of that type",
