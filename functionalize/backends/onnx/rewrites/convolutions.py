@@ -7,9 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from onnxscript.ir import DataType
 
 from functionalize._torch.onnx import exporters
-from functionalize.backends.onnx.rewrites.registry import rewrite
+from functionalize.backends.onnx.rewrites.registry import OPSET, rewrite
 
 aten = torch.ops.aten
 
@@ -104,12 +105,18 @@ def convolution_backward(
     gradient: Any, inputs: Any, weight: Any, bias_sizes: Any, stride: Any, padding: Any, dilation: Any,
     transposed: bool, output_padding: Any, groups: int, wanted: Any,
 ) -> Any:  # fmt: skip
-    """By convolutions: of the gradient with the weight, and of the input with the gradient."""
-    if transposed:
-        return _transposed_backward(gradient, inputs, weight, (stride, padding, dilation, groups), wanted)
-    dims = list(range(2, inputs.dim()))
+    """By convolutions: of the gradient with the weight, and of the input with the gradient.
+
+    A transposed one is what a plain one gives its input for a gradient: so the two change places.
+    """
+    dims, geometry = list(range(2, inputs.dim())), (stride, padding, dilation, groups)
     of_input = of_weight = of_bias = None
-    if wanted[0]:
+    if wanted[0] and transposed:
+        rest = (stride, padding, dilation, False, [0] * len(stride), groups)
+        of_input = aten.convolution.default(gradient, weight, None, *rest)
+        for dim in dims:  # more elements at the end than a step has are no output
+            of_input = of_input.narrow(dim, 0, inputs.size(dim))
+    elif wanted[0]:
         reached = [
             (gradient.size(dim) - 1) * stride[n] - 2 * padding[n] + dilation[n] * (weight.size(dim) - 1) + 1
             for n, dim in enumerate(dims)
@@ -118,25 +125,10 @@ def convolution_backward(
         options = (stride, padding, dilation, True, more, groups)
         of_input = aten.convolution.default(gradient, weight, None, *options)
     if wanted[1]:
-        of_weight = _weight_gradient(gradient, inputs, weight, (stride, padding, dilation, groups))
+        both = (inputs, gradient) if transposed else (gradient, inputs)
+        of_weight = _weight_gradient(*both, weight, geometry)
     if wanted[2]:
         of_bias = gradient.sum([0, *dims])
-    return of_input, of_weight, of_bias
-
-
-def _transposed_backward(gradient: Any, inputs: Any, weight: Any, options: Any, wanted: Any) -> Any:
-    """A transposed convolution is what a plain one gives its input for a gradient: so the two change places."""
-    stride, padding, dilation, groups = options
-    of_input = of_weight = of_bias = None
-    if wanted[0]:
-        rest = (stride, padding, dilation, False, [0] * len(stride), groups)
-        of_input = aten.convolution.default(gradient, weight, None, *rest)
-        for dim in range(2, inputs.dim()):  # more elements at the end than a step has are no output
-            of_input = of_input.narrow(dim, 0, inputs.size(dim))
-    if wanted[1]:
-        of_weight = _weight_gradient(inputs, gradient, weight, options)
-    if wanted[2]:
-        of_bias = gradient.sum([0, *range(2, inputs.dim())])
     return of_input, of_weight, of_bias
 
 
@@ -159,19 +151,15 @@ def _max_pool(op: Any) -> Callable[..., Any]:
     """
 
     def pooled(x: Any, *geometry: Any) -> Any:
-        import onnxscript
-        from onnxscript.ir import DataType
-
-        onnx: Any = onnxscript.opset18
         pool = exporters(op)
         found, indices = pool(x, *geometry)
         if x.dtype != DataType.FLOAT:
             return found, indices
-        counts = onnx.Cast(onnx.Not(onnx.IsInf(x, detect_positive=0)), to=DataType.FLOAT)
+        counts = OPSET.Cast(OPSET.Not(OPSET.IsInf(x, detect_positive=0)), to=DataType.FLOAT)
         counts.shape = x.shape  # which the exporter asks for
         some, _ = pool(counts, *geometry)
-        infinite = onnx.Constant(value_float=-math.inf)
-        return onnx.Where(onnx.Cast(some, to=DataType.BOOL), found, infinite), indices
+        infinite = OPSET.Constant(value_float=-math.inf)
+        return OPSET.Where(OPSET.Cast(some, to=DataType.BOOL), found, infinite), indices
 
     return pooled
 

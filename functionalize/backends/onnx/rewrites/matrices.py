@@ -10,8 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from onnxscript.ir import DataType
 
-from functionalize.backends.onnx.rewrites.registry import Rewrite, rewrite
+from functionalize.backends.onnx.rewrites.registry import OPSET, Rewrite, rewrite
 
 aten = torch.ops.aten
 
@@ -78,10 +79,7 @@ for _op, _product in _PRODUCTS.items():
 
 def _grouped_mm(a: Any, b: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> Any:
     """As ONNX's own operators: for them, data-dependent sizes are nothing special."""
-    import onnxscript
-    from onnxscript.ir import DataType
-
-    op: Any = onnxscript.opset18
+    op = OPSET
     if offs is None:
         return op.MatMul(a, b)
     flat = len(a.shape) == 2, len(b.shape) == 2
@@ -110,10 +108,7 @@ def _grouped_mm(a: Any, b: Any, offs: Any = None, bias: Any = None, out_dtype: A
 
 def _det(matrix: Any) -> Any:
     """With factors that nobody reads: the exporter gives one result, where there are three."""
-    import onnxscript
-
-    op: Any = onnxscript.opset18
-    return op.Det(matrix), op.Identity(matrix), op.Constant(value_ints=[0])
+    return OPSET.Det(matrix), OPSET.Identity(matrix), OPSET.Constant(value_ints=[0])
 
 
 TRANSLATIONS: dict[Any, Callable[..., Any]] = {

@@ -11,30 +11,27 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from onnxscript.ir import DataType
+
+from functionalize.backends.onnx.rewrites.registry import OPSET
 
 _BITS_OF_EXPONENTS = 6  # larger ones are those of 0, 1 and -1, which the last bit tells
 _MOST = 62  # bits of a power of two
 
 
-def _op() -> Any:
-    import onnxscript
-
-    return onnxscript.opset18
-
-
 def _number(value: Any) -> Any:
-    return _op().Constant(value_int=int(value)) if isinstance(value, int) else value
+    return OPSET.Constant(value_int=int(value)) if isinstance(value, int) else value
 
 
 def _floor_divided(one: Any, other: Any) -> Any:
     """By the rest, which has the sign of the divisor."""
-    op, one, other = _op(), _number(one), _number(other)
-    return op.Div(op.Sub(one, op.Mod(one, other)), other)
+    one, other = _number(one), _number(other)
+    return OPSET.Div(OPSET.Sub(one, OPSET.Mod(one, other)), other)
 
 
 def _power(base: Any, exponent: Any) -> Any:
     """By squares."""
-    op, square, exponent = _op(), _number(base), _number(exponent)
+    op, square, exponent = OPSET, _number(base), _number(exponent)
     one, two, most = map(_number, (1, 2, 2**_BITS_OF_EXPONENTS - 2))
     exponent = op.Min(exponent, op.Add(most, op.Mod(exponent, two)))
     found = one
@@ -45,41 +42,38 @@ def _power(base: Any, exponent: Any) -> Any:
     return found
 
 
-def _shifted_left(number: Any, by: Any) -> Any:
-    return _shifted(lambda number, factor: _op().Mul(_number(number), _number(factor)), number, by)
+def _product(one: Any, other: Any) -> Any:
+    return OPSET.Mul(_number(one), _number(other))
 
 
-def _shifted_right(number: Any, by: Any) -> Any:
-    return _shifted(_floor_divided, number, by)
+def _shifting(step: Callable[[Any, int], Any]) -> Callable[[Any, Any], Any]:
+    def shifted(number: Any, by: Any) -> Any:
+        if not isinstance(by, int):
+            raise NotImplementedError("a shift by a data-dependent number, which Python refuses if it is negative")
+        while by > _MOST:
+            number, by = step(number, 1 << _MOST), by - _MOST
+        return step(number, 1 << by)
 
-
-def _shifted(step: Callable[[Any, int], Any], number: Any, by: Any) -> Any:
-    if not isinstance(by, int):
-        raise NotImplementedError("a shift by a data-dependent number, which Python refuses if it is negative")
-    while by > _MOST:
-        number, by = step(number, 1 << _MOST), by - _MOST
-    return step(number, 1 << by)
+    return shifted
 
 
 def _bits(of_truths: str, of_numbers: str) -> Callable[[Any, Any], Any]:
     def computed(one: Any, other: Any) -> Any:
-        from onnxscript.ir import DataType
-
-        op, known = _op(), [value.dtype for value in (one, other) if not isinstance(value, int)]
-        if known != [DataType.BOOL] * len(known):
-            return getattr(op, of_numbers)(_number(one), _number(other))
-        truths = [op.Cast(_number(v), to=DataType.BOOL) if isinstance(v, int) else v for v in (one, other)]
-        return getattr(op, of_truths)(*truths)
+        dtypes = {value.dtype for value in (one, other) if not isinstance(value, int)}
+        if not dtypes <= {DataType.BOOL}:
+            return getattr(OPSET, of_numbers)(_number(one), _number(other))
+        truths = [OPSET.Cast(_number(v), to=DataType.BOOL) if isinstance(v, int) else v for v in (one, other)]
+        return getattr(OPSET, of_truths)(*truths)
 
     return computed
 
 
 TRANSLATIONS: dict[Any, Callable[..., Any]] = {
-    torch.ops.aten.sym_numel.default: lambda x: _op().Size(x),
+    torch.ops.aten.sym_numel.default: lambda x: OPSET.Size(x),
     operator.floordiv: _floor_divided,
     operator.pow: _power,
-    operator.lshift: _shifted_left,
-    operator.rshift: _shifted_right,
+    operator.lshift: _shifting(_product),
+    operator.rshift: _shifting(_floor_divided),
     operator.and_: _bits("And", "BitwiseAnd"),
     operator.or_: _bits("Or", "BitwiseOr"),
 }

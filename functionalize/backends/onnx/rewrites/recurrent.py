@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from functionalize.backends.decompositions.families.recurrent_layers import LSTM
+from functionalize.backends.onnx.rewrites.registry import OPSET
 
 aten = torch.ops.aten
 _GATES = (0, 3, 1, 2)  # ONNX's input, output, forget and cell, among torch's input, forget, cell and output
@@ -21,11 +22,9 @@ def _layer(
     batch_sizes: Any, mode: int, hidden_size: int, num_layers: int, has_biases: bool, *_: Any,
 ) -> Any:  # fmt: skip
     """One direction of one layer."""
-    import onnxscript
-
     if mode != LSTM:
         raise NotImplementedError("a recurrent layer that is not an LSTM")
-    op: Any = onnxscript.opset18
+    op = OPSET
 
     def gates(weights: Any) -> Any:
         parts = [(n * hidden_size, (n + 1) * hidden_size) for n in _GATES]
@@ -34,15 +33,11 @@ def _layer(
 
     first = op.Constant(value_ints=[0])
     biases = op.Concat(gates(bias), gates(bias_of_hidden), axis=1) if has_biases else None
-    state = [_of_one_direction(op, one) for one in (hidden, cell)]
+    state = [one if len(one.shape) == 3 else op.Unsqueeze(one, first) for one in (hidden, cell)]
     options = {"hidden_size": hidden_size, "direction": "reverse" if reverse else "forward"}
     y, h, c = op.LSTM(x, gates(of_input), gates(of_hidden), biases, None, *state, **options)
     last = [op.Reshape(made, op.Shape(begun)) for made, begun in ((h, hidden), (c, cell))]
     return op.Squeeze(y, op.Constant(value_ints=[1])), *last, op.Constant(value_ints=[0])
-
-
-def _of_one_direction(op: Any, state: Any) -> Any:
-    return state if len(state.shape) == 3 else op.Unsqueeze(state, op.Constant(value_ints=[0]))
 
 
 TRANSLATIONS: dict[Any, Callable[..., Any]] = {aten.mkldnn_rnn_layer.default: _layer}

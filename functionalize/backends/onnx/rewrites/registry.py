@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import onnxscript
 import torch
 
 aten = torch.ops.aten
+OPSET: Any = onnxscript.opset18  # of operators that are written as ONNX's own
 Rewrite = Callable[..., Any]
 REWRITES: dict[Any, Rewrite] = {}
 # What torch decomposes although the exporter translates it. ONNX's running variance is a biased one; of other results
@@ -51,6 +53,11 @@ FIRST_ALONE = frozenset(
         aten._scaled_dot_product_efficient_attention.default,
     }
 )
+
+
+def tensor_of(value: Any, dtype: torch.dtype) -> Any:
+    """A tensor of a dtype, of a tensor or a number."""
+    return value.to(dtype) if isinstance(value, torch.Tensor) else aten.full.default([], value, dtype=dtype)
 
 
 def rewrite(*ops: Any) -> Callable[[Rewrite], Rewrite]:

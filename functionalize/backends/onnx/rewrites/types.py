@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from functionalize.backends.onnx.rewrites.registry import Rewrite, rewrite
+from functionalize.backends.onnx.rewrites.registry import Rewrite, rewrite, tensor_of
 
 aten = torch.ops.aten
 _NOT_CHOSEN = frozenset({torch.bool, torch.int8, torch.int16})  # for which ONNX Runtime's `Where` has no kernel
@@ -114,7 +114,7 @@ def where_of_numbers(condition: Any, one: Any, other: Any) -> Any:
 def masked_fill(values: Any, mask: Any, value: Any) -> Any:
     if values.dtype not in _NOT_CHOSEN:
         return NotImplemented
-    value = value.int() if isinstance(value, torch.Tensor) else aten.full.default([], int(value), dtype=torch.int32)
+    value = tensor_of(value if isinstance(value, torch.Tensor) else int(value), torch.int32)
     return aten.where.self(mask, value, values.int()).to(values.dtype)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from functionalize.backends.onnx.rewrites.registry import REWRITES, Rewrite, either_of, rewrite
+from functionalize.backends.onnx.rewrites.registry import REWRITES, Rewrite, either_of, rewrite, tensor_of
 
 aten = torch.ops.aten
 
@@ -18,14 +18,8 @@ def cdist(one: Any, other: Any, p: float, mode: int | None) -> Any:
     return aten.linalg_vector_norm.default(one.unsqueeze(-2) - other.unsqueeze(-3), p, [-1])
 
 
-@rewrite(aten._is_all_true.default)
-def is_all_true(values: Any) -> Any:
-    return aten.all.default(values)
-
-
-@rewrite(aten._is_any_true.default)
-def is_any_true(values: Any) -> Any:
-    return aten.any.default(values)
+rewrite(aten._is_all_true.default)(aten.all.default)
+rewrite(aten._is_any_true.default)(aten.any.default)
 
 
 @rewrite(aten.add.Tensor)
@@ -33,25 +27,19 @@ def either_is_true(one: Any, other: Any, *, alpha: Any = 1) -> Any:
     """The sum of two bools, of which ONNX has none."""
     if not (_are_truths(one, other) and alpha == 1):
         return NotImplemented
-    return aten.logical_or.default(*map(_truth, (one, other)))
+    return aten.logical_or.default(tensor_of(one, torch.bool), tensor_of(other, torch.bool))
 
 
 @rewrite(aten.mul.Tensor)
 def both_are_true(one: Any, other: Any) -> Any:
     """The product of two bools."""
-    return aten.logical_and.default(*map(_truth, (one, other))) if _are_truths(one, other) else NotImplemented
+    if not _are_truths(one, other):
+        return NotImplemented
+    return aten.logical_and.default(tensor_of(one, torch.bool), tensor_of(other, torch.bool))
 
 
 def _are_truths(*values: Any) -> bool:
     return all(one is True or one is False or getattr(one, "dtype", None) is torch.bool for one in values)
-
-
-def _truth(value: Any) -> Any:
-    return value if isinstance(value, torch.Tensor) else _full(value, torch.bool)
-
-
-def _full(value: Any, dtype: torch.dtype) -> Any:
-    return aten.full.default([], value, dtype=dtype)
 
 
 @rewrite(aten.floor_divide.default, aten.floor_divide.Scalar, aten.div.Tensor_mode, aten.div.Scalar_mode)
@@ -59,10 +47,10 @@ def floor_divide(one: Any, other: Any, *, rounding_mode: str | None = "floor") -
     """Of floats: by the rest of the division, as eager's kernel, for the quotient is rounded up to whole numbers."""
     dtype = torch.result_type(one, other)
     if rounding_mode == "floor" and not dtype.is_floating_point and not isinstance(one, torch.Tensor):
-        return aten.floor_divide.default(_full(one, dtype), other)
+        return aten.floor_divide.default(tensor_of(one, dtype), other)
     if rounding_mode != "floor" or not dtype.is_floating_point:
         return NotImplemented
-    one, other = (value.to(dtype) if isinstance(value, torch.Tensor) else _full(value, dtype) for value in (one, other))
+    one, other = tensor_of(one, dtype), tensor_of(other, dtype)
     rest = aten.fmod.Tensor(one, other)
     below = aten.logical_and.default(rest != 0, aten.ne.Tensor(other < 0, rest < 0))
     quotient = (one - rest) / other - below.to(dtype)
@@ -135,8 +123,7 @@ def _shift(whole: Any) -> Rewrite:
         dtype = torch.result_type(value, by)
         if dtype not in (torch.uint8, torch.int8, torch.int16, torch.int32):
             return NotImplemented
-        steps = by.long() if isinstance(by, torch.Tensor) else aten.full.default([], by, dtype=torch.int64)
-        return whole(value.long(), steps).to(dtype)
+        return whole(value.long(), tensor_of(by, torch.int64)).to(dtype)
 
     return shifted
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from functionalize.backends.onnx.rewrites.registry import rewrite
+from functionalize.backends.onnx.rewrites.registry import rewrite, tensor_of
 
 aten, prims = torch.ops.aten, torch.ops.prims
 _WHOLE = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
@@ -23,11 +23,8 @@ def divide(one: Any, other: Any, *, rounding_mode: str | None) -> Any:
     dtype = torch.result_type(one, other)
     if rounding_mode is None or dtype not in _WHOLE:
         return NotImplemented
-    return (prims.div if rounding_mode == "trunc" else aten.floor_divide).default(_of(one, dtype), _of(other, dtype))
-
-
-def _of(value: Any, dtype: torch.dtype) -> Any:
-    return value.to(dtype) if isinstance(value, torch.Tensor) else aten.full.default([], value, dtype=dtype)
+    divided = prims.div if rounding_mode == "trunc" else aten.floor_divide
+    return divided.default(tensor_of(one, dtype), tensor_of(other, dtype))
 
 
 @rewrite(aten.pow.Tensor_Scalar)
@@ -36,7 +33,7 @@ def power_of_all(base: Any, exponent: Any) -> Any:
     if base.dtype not in _WHOLE or not isinstance(exponent, (int, torch.SymInt)):
         return NotImplemented
     if type(exponent) is not int:
-        return power(base, _of(exponent, base.dtype))
+        return power(base, tensor_of(exponent, base.dtype))
     found = None if exponent else aten.full_like.default(base, 1)
     while exponent:
         if exponent % 2:
@@ -49,7 +46,7 @@ def power_of_all(base: Any, exponent: Any) -> Any:
 @rewrite(aten.pow.Scalar)
 def power_of_one(base: Any, exponent: Any) -> Any:
     dtype = torch.result_type(base, exponent)
-    return power(_of(base, dtype), exponent) if dtype in _WHOLE else NotImplemented
+    return power(tensor_of(base, dtype), exponent) if dtype in _WHOLE else NotImplemented
 
 
 @rewrite(aten.pow.Tensor_Tensor)
@@ -58,9 +55,9 @@ def power(base: Any, exponent: Any) -> Any:
     dtype = torch.result_type(base, exponent)
     if dtype not in _WHOLE:
         return NotImplemented
-    base, exponent = _of(base, dtype), _of(exponent, dtype)
+    base, exponent = tensor_of(base, dtype), tensor_of(exponent, dtype)
     bits, signed = torch.iinfo(dtype).bits, torch.iinfo(dtype).min < 0
-    found, square = _of(1, dtype), base
+    found, square = tensor_of(1, dtype), base
     for bit in range(bits - signed):
         found = torch.where((exponent & (1 << bit)) != 0, found * square, found)
         square = square * square
@@ -71,14 +68,9 @@ def power(base: Any, exponent: Any) -> Any:
     return found
 
 
-@rewrite(aten.sum.default)
-def sum_of_all(values: Any, *, dtype: torch.dtype | None = None) -> Any:
-    return sum_of_dims(values, None, dtype=dtype)
-
-
-@rewrite(aten.sum.dim_IntList)
+@rewrite(aten.sum.default, aten.sum.dim_IntList, aten.nansum.default)
 def sum_of_dims(
-    values: Any, dim: Sequence[int] | None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+    values: Any, dim: Sequence[int] | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Any:
     """By a product with ones. Bools are too few to be counted wrongly."""
     wanted = dtype or torch.int64
@@ -97,13 +89,6 @@ def sum_of_dims(
         ones = aten.full.default([count, 1], 1, dtype=values.dtype)
         values = aten.mm.default(values.reshape([rows, count]), ones).reshape(size)
     return aten.clone.default(values.to(wanted))
-
-
-@rewrite(aten.nansum.default)
-def sum_of_numbers(
-    values: Any, dim: Sequence[int] | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
-) -> Any:
-    return sum_of_dims(values, dim, keepdim, dtype=dtype)
 
 
 @rewrite(aten.prod.default)

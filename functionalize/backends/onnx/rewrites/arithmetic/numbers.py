@@ -13,15 +13,10 @@ from typing import Any
 
 import torch
 
-from functionalize.backends.onnx.rewrites.registry import Rewrite, rewrite
+from functionalize.backends.onnx.rewrites.registry import Rewrite, rewrite, tensor_of
 
 aten = torch.ops.aten
 _SHORT = (torch.float16, torch.bfloat16)
-
-
-def _tensor(value: Any, dtype: torch.dtype) -> Any:
-    made = value if isinstance(value, torch.Tensor) else aten.full.default([], value, dtype=dtype)
-    return _wide(made.to(dtype))
 
 
 def _wide(x: Any) -> Any:
@@ -37,7 +32,7 @@ def _of_floats(function: Rewrite) -> Rewrite:
         if dtype.is_complex:
             return NotImplemented
         dtype = dtype if dtype.is_floating_point else torch.get_default_dtype()
-        return function(*(_tensor(one, dtype) for one in args)).to(dtype)
+        return function(*(_wide(tensor_of(one, dtype)) for one in args)).to(dtype)
 
     return computed
 

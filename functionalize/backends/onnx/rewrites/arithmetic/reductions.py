@@ -14,20 +14,10 @@ from functionalize.backends.onnx.rewrites.registry import Rewrite, rewrite
 aten = torch.ops.aten
 
 
-@rewrite(aten.any.default)
-def any_of_all(values: Any) -> Any:
-    return any_of_dims(values, range(values.dim()))
-
-
-@rewrite(aten.any.dim)
-def any_of_dim(values: Any, dim: int, keepdim: bool = False) -> Any:
-    return any_of_dims(values, [dim], keepdim)
-
-
-@rewrite(aten.any.dims)
-def any_of_dims(values: Any, dim: Sequence[int] | None = None, keepdim: bool = False) -> Any:
+@rewrite(aten.any.default, aten.any.dim, aten.any.dims)
+def any_of_dims(values: Any, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Any:
     """Of no elements, the largest of which is less than all to ONNX, and so no zero."""
-    dims = list(range(values.dim())) if dim is None else list(dim)
+    dims = list(range(values.dim())) if dim is None else [dim] if isinstance(dim, int) else list(dim)
     if values.dim() and not _may_be_none(values, dims):
         return NotImplemented
     found = aten.ne.Scalar(values, 0)
@@ -35,13 +25,10 @@ def any_of_dims(values: Any, dim: Sequence[int] | None = None, keepdim: bool = F
     return found.to(torch.uint8) if values.dtype == torch.uint8 else found  # of bytes torch gives a byte
 
 
-@rewrite(aten.mean.default)
-def mean_of_all(values: Any, *, dtype: torch.dtype | None = None) -> Any:
-    return mean(values, list(range(values.dim())), dtype=dtype)
-
-
-@rewrite(aten.mean.dim)
-def mean(values: Any, dim: Sequence[int] | None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Any:
+@rewrite(aten.mean.default, aten.mean.dim)
+def mean(
+    values: Any, dim: Sequence[int] | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Any:
     """Of no elements, which is NaN; ONNX says zero."""
     dims = list(dim or range(values.dim()))
     if not values.dim() or not _may_be_none(values, dims):
@@ -57,7 +44,7 @@ def _mean_loss(op: Any) -> Rewrite:
         given = dict(zip(names, args, strict=False)) | kwargs
         if given.get("reduction", _MEAN) != _MEAN or not _may_be_none(args[0], range(args[0].dim())):
             return NotImplemented
-        return mean_of_all(op(**given | {"reduction": 0}))
+        return mean(op(**given | {"reduction": 0}))
 
     return of_elements
 
