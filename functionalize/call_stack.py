@@ -213,18 +213,23 @@ def _lines_of(outer: str, frames: Positions) -> _Lines:
     return _Lines(lines, lines.rstrip())
 
 
-def line_of_trace(trace: str | None) -> str:
-    r"""The innermost line of the user's in the stack trace of a node, as :class:`Location` writes it.
+def line_in(trace: str | None) -> str | None:
+    r"""The innermost line of the user's in the stack trace of a node, as :class:`Location` writes it; None without one.
 
-    >>> line_of_trace('  File "model.py", line 7, in forward\n    return x.sum()')
+    >>> line_in('  File "model.py", line 7, in forward\n    return x.sum()')
     'model.py:7 in forward: return x.sum()'
     """
     entries = _ENTRY.findall(trace or "")
     users = [entry for entry in entries if _is_users(entry[0])] or entries
     if not users:
-        return "unknown"
+        return None
     file, line, function, source = users[-1]
     return f"{file}:{line} in {function}" + (f": {source.strip()}" if source.strip() else "")
+
+
+def line_of_trace(trace: str | None) -> str:
+    """The same, in words where there is none."""
+    return line_in(trace) or "unknown"
 
 
 def decisive_line(error: BaseException) -> str:

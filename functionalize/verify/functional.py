@@ -7,7 +7,6 @@ come from `make_fx`, `torch.export` or the like, not from `torch.fx.symbolic_tra
 from __future__ import annotations
 
 import operator
-import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from functionalize._torch import HigherOrderOperator, OpOverload
+from functionalize.call_stack import line_in
 from functionalize.errors import NotFunctionalError, check_remove
 from functionalize.ops import tables
 from functionalize.ops.collectives import refused
@@ -25,16 +25,11 @@ _SCALAR_MODULES = frozenset({"_operator", "operator", "math", "builtins", "torch
 _WRITING_BUILTINS = frozenset({operator.setitem, operator.delitem, setattr, delattr})
 _IN_PLACE_OPERATORS = {name for name in dir(operator) if name[0] == "i" and hasattr(operator, f"__{name[1:]}__")}
 _NO_LINE = "not recorded (make_fx records the lines of a `forward`, with record_stack_traces=True)"
-_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<where>\S+)\n\s*(?P<code>[^\n]*)')
 
 
 def source_line(node: Node) -> str | None:
     """The innermost source line of the user for a node, `file:line in function: code`, if tracing recorded it."""
-    frames = list(_FRAME.finditer(node.meta.get("stack_trace") or ""))
-    if not frames:
-        return None
-    frame = next((frame for frame in reversed(frames) if "/torch/" not in frame["file"]), frames[-1])
-    return f"{frame['file']}:{frame['line']} in {frame['where']}: {frame['code'].strip()}"
+    return line_in(node.meta.get("stack_trace"))
 
 
 def assert_functional(gm: GraphModule, remove: str = "mutations") -> None:

@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from torch.fx import Graph, Node
+from torch.fx import Graph
 
 from functionalize._torch import VERSION, pytree
 from functionalize._torch.exporting import on_numbers
 from functionalize.backends.decompositions.decompose import is_operator
+from functionalize.backends.export.passes.taking_apart import user_line
 from functionalize.call_stack import line_of_trace
 from functionalize.runtime.calls.specialization import Recorded
 from functionalize.runtime.random_state import fresh_generator
@@ -50,14 +51,8 @@ def refused_layouts(graph: Graph) -> list[Refusal]:
             verb = "takes" if node.op == "placeholder" else "makes"
             what = f"the program {verb} a tensor of layout {layout}"
             why, hint = "an exported program has only strided tensors", "compute with dense tensors (to_dense())"
-            found[what, why, hint, _line(node)] = None
+            found[what, why, hint, user_line(node) or ""] = None
     return list(found)
-
-
-def _line(node: Node) -> str:
-    """The line of a node, or of its users: inputs and numbers have none."""
-    traces = (one.meta.get("stack_trace") for one in (node, *node.users))
-    return line_of_trace(next(filter(None, traces), None))
 
 
 def _functions(graph: Graph) -> Iterator[Refusal]:
@@ -69,7 +64,7 @@ def _functions(graph: Graph) -> Iterator[Refusal]:
                 f"the program computes {node.target.__name__} of a data-dependent number",
                 "torch's graphs have no such function for numbers",
                 "compute it on the tensor, without .item()",
-                _line(node),
+                user_line(node) or "",
             )
 
 

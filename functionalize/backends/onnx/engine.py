@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from functionalize.backends.export.passes.taking_apart import line_in
+from functionalize.call_stack import line_in
 from functionalize.errors import UnsupportedExportError
 
 _CPU = "CPUExecutionProvider"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -90,7 +91,7 @@ def test_types_without_kernels_are_refused_first(program: Any, tmp_path: Path) -
     with pytest.raises(UnsupportedExportError, match="Could not find an implementation") as caught:
         captured.to_onnx(tmp_path / "program.onnx")
     (cause,) = caught.value.causes
-    assert "    at   File" in cause and "test_whole_numbers.py" in cause
+    assert re.search(r"^    at   .*test_whole_numbers\.py:\d+ in <lambda>: ", cause, re.MULTILINE)
     assert not list(tmp_path.iterdir())
 
 

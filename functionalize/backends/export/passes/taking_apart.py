@@ -7,7 +7,6 @@ of torch's decompositions.
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -17,6 +16,7 @@ from torch.fx import Node
 
 from functionalize._torch.exporting import without_spec_warnings
 from functionalize._torch.symbols.sizes import settled
+from functionalize.call_stack import line_in
 from functionalize.errors import UnsupportedExportError
 
 
@@ -73,17 +73,6 @@ def _is_free(size: Any) -> bool:
 
 
 def user_line(node: Node) -> str | None:
-    """The user's line in the stack trace of a node: the one that is not torch's, if there is one.
-
-    Where it has none, as a number that a program computes, the line of who reads it.
-    """
+    """The user's line of a node; of inputs and of numbers that a program computes, which have none, their readers'."""
     traces = (one.meta.get("stack_trace") for one in (node, *node.users))
     return line_in(next(filter(None, traces), None))
-
-
-def line_in(trace: str | None) -> str | None:
-    """The same of a stack trace."""
-    lines = [line.strip() for line in (trace or "").splitlines()]
-    files = [n for n, line in enumerate(lines) if line.startswith("File ")]
-    own = [n for n in files if f"{os.sep}torch{os.sep}" not in lines[n]] or files
-    return None if not own else " ".join(lines[own[-1] : own[-1] + 2])
