@@ -110,7 +110,10 @@ class OpRow:
         """The row of a line of the tables."""
         name, _, columns = text.partition(" ")
         values = zip((column.name for column in fields(cls)[1:]), ast.literal_eval(columns), strict=False)
-        return cls(name, **{column: _FROM_LITERAL.get(column, _same)(value) for column, value in values})
+        return cls(
+            name,
+            **{column: _FROM_LITERAL[column](value) if column in _FROM_LITERAL else value for column, value in values},
+        )
 
     def __str__(self) -> str:
         """The name, then the other columns as a Python literal, less trailing ones at their default."""
@@ -125,10 +128,6 @@ def as_literal(value: Any) -> Any:
     if isinstance(value, enum.Enum):
         return value.value
     return tuple(map(as_literal, value)) if isinstance(value, tuple) else value
-
-
-def _same(value: Any) -> Any:
-    return value
 
 
 _FROM_LITERAL: Mapping[str, Callable[[Any], Any]] = {

@@ -16,14 +16,13 @@ _HERE = Path(__file__).resolve().parent
 _PLACES = (_HERE.parent / "functionalize" / "aliasing" / "view_rules.py", _HERE.parent / "aliasing" / "view_rules.py")
 
 
-def read_rules(file: Path | None = None) -> dict[str, str]:
+def read_rules() -> dict[str, str]:
     """For each op that the view rules name, where: `view_rules.py:185, select`.
 
     Raises:
         FileNotFoundError: there is no such file.
     """
-    if file is None:
-        file = next((place for place in _PLACES if place.is_file()), _PLACES[0])
+    file = next((place for place in _PLACES if place.is_file()), _PLACES[0])
     found: dict[str, str] = {}
     for node in ast.parse(file.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.FunctionDef):

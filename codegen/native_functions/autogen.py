@@ -51,15 +51,9 @@ def _derive(entry: Entry, name: OpName) -> Entry:
 
 
 def functional_variant(schema: Schema, name: OpName) -> Schema:
-    """What a mutating op computes: written parameters become plain, and each is returned."""
-    return Schema(name, tuple(plain_parameters(schema)), tuple(functional_returns(schema)))
-
-
-def plain_parameters(schema: Schema) -> Iterator[Parameter]:
-    """The parameters of a functional variant: those of the op less its `out=` ones, none of them written."""
-    for parameter in schema.parameters:
-        if not parameter.is_out:
-            yield replace(parameter, type=parameter.type.plain())
+    """What a mutating op computes: `out=` parameters are gone, other written ones plain, and each is returned."""
+    parameters = tuple(replace(p, type=p.type.plain()) for p in schema.parameters if not p.is_out)
+    return Schema(name, parameters, tuple(functional_returns(schema)))
 
 
 def functional_returns(schema: Schema) -> Iterator[Return]:
@@ -87,7 +81,10 @@ def out_variant(entry: Entry, name: OpName) -> Schema:
         SpecError: the op has no tensor to write out.
     """
     schema = entry.schema
-    outs = _inplace_outs(schema) if schema.name.inplace else _returned_outs(schema)
+    if schema.name.inplace:
+        outs = [Parameter(p.type, "out", kwarg_only=True) for p in schema.parameters if p.name == "self"]
+    else:
+        outs = _returned_outs(schema)
     if not outs:
         raise entry.error("an out variant has a tensor to write", f"autogen: {name}")
     # The self of an in-place op is read now. A mutable op goes on writing its own parameters.
@@ -102,10 +99,6 @@ def out_variant(entry: Entry, name: OpName) -> Schema:
     else:  # Lists are not returned: PyTorch returns `out=` arguments for method chaining alone.
         returns = tuple(r for r in schema.returns if not r.type.tensor_like)
     return Schema(name, (*kept, *outs), returns)
-
-
-def _inplace_outs(schema: Schema) -> list[Parameter]:
-    return [Parameter(p.type, "out", kwarg_only=True) for p in schema.parameters if p.name == "self"]
 
 
 def _returned_outs(schema: Schema) -> list[Parameter]:
