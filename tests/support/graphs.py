@@ -47,17 +47,13 @@ def _lines(graph: GraphModule) -> Iterator[str]:
         args = [_text(arg) for arg in _given(node)]
         if node.op == "output":
             yield f"return {args[0]}"
-        elif _is_getitem(node):
+        elif node.op == "call_function" and getattr(node.target, "__name__", "") == "getitem":
             yield f"{node.name} = {args[0]}[{args[1]}]"
         elif node.op == "call_function":
             args += [f"{name}={_text(arg)}" for name, arg in node.kwargs.items() if name not in _PLACEMENT]
             yield f"{node.name} = {operator(node)}({', '.join(args)})"
         elif node.op == "get_attr":
             yield f"{node.name} = self.{node.target}"
-
-
-def _is_getitem(node: Node) -> bool:
-    return node.op == "call_function" and getattr(node.target, "__name__", "") == "getitem"
 
 
 def _given(node: Node) -> list[Any]:

@@ -43,26 +43,11 @@ class Route:
         return self.export(captured, folder)
 
 
-def _module(captured: Any, folder: Path) -> Run:
-    module: Run = captured.to_exported_program().module()
-    return module
-
-
 def _saved(captured: Any, folder: Path) -> Run:
     file = io.BytesIO()
     torch.export.save(captured.to_exported_program(), file)
     file.seek(0)
     module: Run = torch.export.load(file).module()
-    return module
-
-
-def _core_aten(captured: Any, folder: Path) -> Run:
-    module: Run = captured.to_core_aten().module()
-    return module
-
-
-def _run_decompositions(captured: Any, folder: Path) -> Run:
-    module: Run = captured.to_exported_program().run_decompositions().module()
     return module
 
 
@@ -137,10 +122,14 @@ def _names(captured: Any) -> list[str]:
     return list(captured.specialization.capture.convention.names)
 
 
-MODULE = Route("module", _module, ledgers=(RESULTS,))
+MODULE = Route("module", lambda captured, _: captured.to_exported_program().module(), ledgers=(RESULTS,))
 SAVED = Route("saved", _saved)
-CORE_ATEN = Route("core_aten", _core_aten, ledgers=(RESULTS,))
-RUN_DECOMPOSITIONS = Route("run_decompositions", _run_decompositions, ledgers=(RESULTS,))
+CORE_ATEN = Route("core_aten", lambda captured, _: captured.to_core_aten().module(), ledgers=(RESULTS,))
+RUN_DECOMPOSITIONS = Route(
+    "run_decompositions",
+    lambda captured, _: captured.to_exported_program().run_decompositions().module(),
+    ledgers=(RESULTS,),
+)
 ONNX = Route("onnx", _onnx, ("onnxscript", "onnxruntime"), (RESULTS, BACKWARDS))
 JAX = Route("jax", _jax, ("jax",), (RESULTS, GRADIENTS, BACKWARDS))
 JAX_UNJITTED = Route("jax_unjitted", _jax_unjitted, ("jax",))

@@ -6,6 +6,7 @@ Invariant: nothing is downloaded; two layers, random weights, dropout on where t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,8 +17,8 @@ def tokens(*shape: int) -> Tensor:
     return torch.randint(0, 64, shape)
 
 
-def _text() -> dict[str, Tensor]:
-    ids = tokens(2, 6)
+def _text(rows: int = 2, length: int = 6) -> dict[str, Tensor]:
+    ids = tokens(rows, length)
     return {"input_ids": ids, "labels": ids.clone()}
 
 
@@ -144,11 +145,6 @@ def _mamba() -> torch.nn.Module:
     )
 
 
-def _mamba_text() -> dict[str, Tensor]:
-    ids = tokens(1, 4)
-    return {"input_ids": ids, "labels": ids.clone()}
-
-
 def _whisper() -> torch.nn.Module:
     from transformers import WhisperConfig, WhisperForConditionalGeneration
 
@@ -184,6 +180,6 @@ TRANSFORMERS: Mapping[str, tuple[Callable[[], torch.nn.Module], Callable[[], dic
     "vit": (_vit, _image),
     "swin": (_swin, _image),
     "resnet": (resnet, _image),
-    "mamba": (_mamba, _mamba_text),
+    "mamba": (_mamba, partial(_text, 1, 4)),
     "whisper": (_whisper, _speech),
 }
