@@ -10,22 +10,3 @@ from functionalize.backends.jax.lowerings.arrangement import indexing, shapes, s
 from functionalize.backends.jax.lowerings.layers import activations, attention, convolutions, pooling, recurrent
 from functionalize.backends.jax.lowerings.linear_algebra import factorizations, matrices
 from functionalize.backends.jax.lowerings.registry import lowering as lowering
-
-FAMILIES = (
-    activations,
-    attention,
-    control,
-    convolutions,
-    elementwise,
-    factories,
-    factorizations,
-    indexing,
-    matrices,
-    numbers,
-    pooling,
-    randomness,
-    recurrent,
-    reductions,
-    shapes,
-    sorting,
-)

@@ -75,12 +75,9 @@ def arange(call: Call, start: Any, end: Any, step: Any = 1, **_: Any) -> Array:
     count = call.value.size(0)
     if type(count) is not int:
         count = max(0, -((start - end) // step))
-    steps = jax.lax.iota(jnp.float64 if _wide_floats(call) else call.dtype, count)
+    wide = jnp.issubdtype(call.dtype, jnp.floating) and jax.config.jax_enable_x64  # type: ignore[attr-defined]
+    steps = jax.lax.iota(jnp.float64 if wide else call.dtype, count)
     return (start + steps * step).astype(call.dtype)
-
-
-def _wide_floats(call: Call) -> bool:
-    return bool(jnp.issubdtype(call.dtype, jnp.floating)) and bool(jax.config.jax_enable_x64)  # type: ignore[attr-defined]
 
 
 @lowering(aten.eye.default, aten.eye.m, takes_call=True)

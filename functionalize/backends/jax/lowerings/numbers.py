@@ -7,6 +7,7 @@ what it is combined with.
 from __future__ import annotations
 
 import math
+import operator
 from typing import Any
 
 import jax
@@ -52,21 +53,6 @@ def sym_int(x: Any) -> Any:
     return weak(jnp.trunc(x), int) if _traced(x) else int(x)
 
 
-@lowering(torch.sym_not)
-def sym_not(x: Any) -> Any:
-    return jnp.logical_not(x) if _traced(x) else not x
-
-
-@lowering(torch.sym_max)
-def sym_max(x: Any, y: Any) -> Any:
-    return jnp.maximum(x, y) if _traced(x) or _traced(y) else max(x, y)
-
-
-@lowering(torch.sym_min)
-def sym_min(x: Any, y: Any) -> Any:
-    return jnp.minimum(x, y) if _traced(x) or _traced(y) else min(x, y)
-
-
 @lowering(torch.sym_ite)
 def sym_ite(condition: Any, x: Any, y: Any) -> Any:
     return jnp.where(condition, x, y) if _traced(condition) else (x if condition else y)
@@ -87,14 +73,24 @@ def rest_of(x: Any) -> Any:
     return x % 1
 
 
+def _either(mine: Any, function: Any) -> Any:
+    """JAX's function where a number is data-dependent, else Python's."""
+
+    def computed(*values: Any) -> Any:
+        return mine(*values) if any(map(_traced, values)) else function(*values)
+
+    return computed
+
+
+lowering(torch.sym_not)(_either(jnp.logical_not, operator.not_))
+lowering(torch.sym_max)(_either(jnp.maximum, max))
+lowering(torch.sym_min)(_either(jnp.minimum, min))
+
+
 def _of_math(name: str, mine: Any) -> None:
     """A function of the module `math`, and of torch, which names the same for symbols with a prefix."""
     function, symbolic = getattr(math, name, None), getattr(torch, f"_sym_{name}", None)
-
-    def either(*values: Any) -> Any:
-        return mine(*values) if any(map(_traced, values)) else function(*values)  # type: ignore[misc]
-
-    lowering(*(one for one in (function, symbolic) if one is not None))(either)
+    lowering(*(one for one in (function, symbolic) if one is not None))(_either(mine, function))
 
 
 _OTHERWISE = {"acos": "arccos", "asin": "arcsin", "atan": "arctan", "atan2": "arctan2", "pow": "power"}

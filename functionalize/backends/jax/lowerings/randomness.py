@@ -20,89 +20,85 @@ aten = torch.ops.aten
 Array = Any
 
 
-def _uniform(call: Call, shape: Any, dtype: Any) -> Array:
-    return jax.random.uniform(call.key(), tuple(shape), dtype)
+def _uniform(call: Call, shape: Any) -> Array:
+    return jax.random.uniform(call.key(), tuple(shape), call.dtype)
 
 
-def _normal(call: Call, shape: Any, dtype: Any) -> Array:
-    return jax.random.normal(call.key(), tuple(shape), dtype)
+def _normal(call: Call, shape: Any) -> Array:
+    return jax.random.normal(call.key(), tuple(shape), call.dtype)
 
 
-def _integers(call: Call, shape: Any, low: int, high: int, dtype: Any) -> Array:
-    drawn = jax.random.randint(call.key(), tuple(shape), low, high, jnp.int64 if _wide() else jnp.int32)
-    return drawn.astype(dtype)
-
-
-def _wide() -> bool:
-    return bool(jax.config.jax_enable_x64)  # type: ignore[attr-defined]
+def _integers(call: Call, shape: Any, low: int, high: int) -> Array:
+    wide = bool(jax.config.jax_enable_x64)  # type: ignore[attr-defined]
+    return jax.random.randint(call.key(), tuple(shape), low, high, jnp.int64 if wide else jnp.int32).astype(call.dtype)
 
 
 @lowering(aten.rand.default, takes_call=True)
 def rand(call: Call, size: Sequence[int], **_: Any) -> Array:
-    return _uniform(call, size, call.dtype)
+    return _uniform(call, size)
 
 
 @lowering(aten.rand_like, takes_call=True)
 def rand_like(call: Call, x: Array, **_: Any) -> Array:
-    return _uniform(call, x.shape, call.dtype)
+    return _uniform(call, x.shape)
 
 
 @lowering(aten.uniform, takes_call=True)
 def uniform(call: Call, x: Array, low: Any = 0.0, high: Any = 1.0, *, generator: Any = None) -> Array:
-    return (_uniform(call, x.shape, call.dtype) * (high - low) + low).astype(call.dtype)
+    return (_uniform(call, x.shape) * (high - low) + low).astype(call.dtype)
 
 
 @lowering(aten.randn.default, takes_call=True)
 def randn(call: Call, size: Sequence[int], **_: Any) -> Array:
-    return _normal(call, size, call.dtype)
+    return _normal(call, size)
 
 
 @lowering(aten.randn_like, takes_call=True)
 def randn_like(call: Call, x: Array, **_: Any) -> Array:
-    return _normal(call, x.shape, call.dtype)
+    return _normal(call, x.shape)
 
 
 @lowering(aten.normal_functional, takes_call=True)
 def normal(call: Call, x: Array, mean: Any = 0.0, std: Any = 1.0, *, generator: Any = None) -> Array:
-    return (_normal(call, x.shape, call.dtype) * std + mean).astype(call.dtype)
+    return (_normal(call, x.shape) * std + mean).astype(call.dtype)
 
 
 @lowering(aten.normal.Tensor_float, aten.normal.Tensor_Tensor, aten.normal.float_Tensor, takes_call=True)
 def normal_of(call: Call, mean: Any, std: Any = 1.0, *, generator: Any = None) -> Array:
     shape = jnp.broadcast_shapes(jnp.shape(mean), jnp.shape(std))
-    return (_normal(call, shape, call.dtype) * std + mean).astype(call.dtype)
+    return (_normal(call, shape) * std + mean).astype(call.dtype)
 
 
 @lowering(aten.randint.default, takes_call=True)
 def randint(call: Call, high: int, size: Sequence[int], **_: Any) -> Array:
-    return _integers(call, size, 0, high, call.dtype)
+    return _integers(call, size, 0, high)
 
 
 @lowering(aten.randint.low, takes_call=True)
 def randint_low(call: Call, low: int, high: int, size: Sequence[int], **_: Any) -> Array:
-    return _integers(call, size, low, high, call.dtype)
+    return _integers(call, size, low, high)
 
 
 @lowering(aten.randint_like.default, takes_call=True)
 def randint_like(call: Call, x: Array, high: int, **_: Any) -> Array:
-    return _integers(call, x.shape, 0, high, call.dtype)
+    return _integers(call, x.shape, 0, high)
 
 
 @lowering(aten.randint_like.low_dtype, takes_call=True)
 def randint_like_low(call: Call, x: Array, low: int, high: int, **_: Any) -> Array:
-    return _integers(call, x.shape, low, high, call.dtype)
+    return _integers(call, x.shape, low, high)
 
 
 @lowering(getattr(aten.random, "from"), takes_call=True)
 def random_from(call: Call, x: Array, low: int, high: int | None, *, generator: Any = None) -> Array:
     if high is None:
         raise ValueError("random_ without an upper bound")
-    return _integers(call, x.shape, low, high, call.dtype)
+    return _integers(call, x.shape, low, high)
 
 
 @lowering(aten.random.to, takes_call=True)
 def random_to(call: Call, x: Array, high: int, *, generator: Any = None) -> Array:
-    return _integers(call, x.shape, 0, high, call.dtype)
+    return _integers(call, x.shape, 0, high)
 
 
 @lowering(aten.randperm.default, takes_call=True)
@@ -152,5 +148,5 @@ def rrelu(
 ) -> tuple[Array, Array]:  # fmt: skip
     if not training:
         return jnp.where(x > 0, x, x * jnp.asarray((lower + upper) / 2, x.dtype)), noise
-    slopes = jnp.where(x > 0, 1, _uniform(call, x.shape, x.dtype) * (upper - lower) + lower).astype(x.dtype)
+    slopes = jnp.where(x > 0, 1, _uniform(call, x.shape) * (upper - lower) + lower).astype(x.dtype)
     return x * slopes, slopes

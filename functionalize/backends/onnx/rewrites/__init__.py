@@ -18,10 +18,6 @@ from functionalize.backends.onnx.rewrites.registry import FIRST_ALONE as FIRST_A
 from functionalize.backends.onnx.rewrites.registry import REWRITES as REWRITES
 from functionalize.backends.onnx.rewrites.registry import either as either
 
-FAMILIES = (
-    *(convolutions, elementwise, integers, layouts, matrices, numbers),
-    *(randomness, reductions, scans, searching, special, types),
-)
 TRANSLATIONS = {
     op: translation
     for family in (convolutions, matrices, python_numbers, recurrent, scans)

@@ -209,8 +209,7 @@ def sub(x: Array, y: Array, alpha: Any = 1) -> Array:
 
 @lowering(aten.rsub.Tensor, aten.rsub.Scalar)
 def rsub(x: Array, y: Array, alpha: Any = 1) -> Array:
-    y, x = promoted(y, x)
-    return _plus(y, -x, alpha)
+    return sub(y, x, alpha)
 
 
 def _plus(x: Array, y: Array, alpha: Any) -> Array:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -66,17 +67,11 @@ def _asked(x: Array, dim: Any) -> tuple[int, ...]:
     return () if isinstance(dim, (list, tuple)) and not len(dim) else axes(x, dim)
 
 
-@lowering(aten.amax, aten.max.default)
-def amax(x: Array, dim: Any = (), keepdim: bool = False) -> Array:
-    return jnp.max(x, axes(x, dim), keepdims=keepdim)
+def _extreme(pick: Callable[..., Array], x: Array, dim: Any = (), keepdim: bool = False) -> Array:
+    return pick(x, axes(x, dim), keepdims=keepdim)
 
 
-@lowering(aten.amin, aten.min.default)
-def amin(x: Array, dim: Any = (), keepdim: bool = False) -> Array:
-    return jnp.min(x, axes(x, dim), keepdims=keepdim)
-
-
-def _index_of(pick: Callable[..., Array], x: Array, dim: int | None, keepdim: bool) -> Array:
+def _index_of(pick: Callable[..., Array], x: Array, dim: int | None = None, keepdim: bool = False) -> Array:
     if dim is None:
         found = pick(x.reshape(-1))
         return (found.reshape([1] * x.ndim) if keepdim else found).astype(jnp.int64)
@@ -87,32 +82,21 @@ def _index_of(pick: Callable[..., Array], x: Array, dim: int | None, keepdim: bo
     )
 
 
-@lowering(aten.argmax)
-def argmax(x: Array, dim: int | None = None, keepdim: bool = False) -> Array:
-    return _index_of(jnp.argmax, x, dim, keepdim)
-
-
-@lowering(aten.argmin)
-def argmin(x: Array, dim: int | None = None, keepdim: bool = False) -> Array:
-    return _index_of(jnp.argmin, x, dim, keepdim)
-
-
-@lowering(aten.max.dim)
-def max_dim(x: Array, dim: int, keepdim: bool = False) -> tuple[Array, Array]:
-    return _at(x, argmax(x, dim, True), dim, keepdim)
-
-
-@lowering(aten.min.dim)
-def min_dim(x: Array, dim: int, keepdim: bool = False) -> tuple[Array, Array]:
-    return _at(x, argmin(x, dim, True), dim, keepdim)
-
-
-def _at(x: Array, places: Array, dim: int, keepdim: bool) -> tuple[Array, Array]:
-    """The elements at some places along a dimension, and these places."""
+def _picked(pick: Callable[..., Array], x: Array, dim: int, keepdim: bool = False) -> tuple[Array, Array]:
+    """An element along a dimension, and where it is."""
+    places = _index_of(pick, x, dim, True)
     if not x.ndim:
         return x, places.reshape(())
     found = jnp.take_along_axis(x, places, dim), places
     return found if keepdim else tuple(jnp.squeeze(one, dim) for one in found)  # type: ignore[return-value]
+
+
+lowering(aten.amax, aten.max.default)(partial(_extreme, jnp.max))
+lowering(aten.amin, aten.min.default)(partial(_extreme, jnp.min))
+lowering(aten.argmax)(partial(_index_of, jnp.argmax))
+lowering(aten.argmin)(partial(_index_of, jnp.argmin))
+lowering(aten.max.dim)(partial(_picked, jnp.argmax))
+lowering(aten.min.dim)(partial(_picked, jnp.argmin))
 
 
 @lowering(aten.var.correction)
@@ -165,16 +149,13 @@ def var_dim(x: Array, dim: Any, unbiased: bool = True, keepdim: bool = False) ->
 # Along one dimension
 
 
-@lowering(aten.cumsum, takes_call=True)
-def cumsum(call: Call, x: Array, dim: int, dtype: Any = None) -> Array:
+def _cumulated(join: Callable[..., Array], call: Call, x: Array, dim: int, dtype: Any = None) -> Array:
     wide = cast(x, opmath(call.dtype))
-    return (jnp.cumsum(wide, dim, dtype=wide.dtype) if x.ndim else wide).astype(call.dtype)
+    return (join(wide, dim, dtype=wide.dtype) if x.ndim else wide).astype(call.dtype)
 
 
-@lowering(aten.cumprod, takes_call=True)
-def cumprod(call: Call, x: Array, dim: int, dtype: Any = None) -> Array:
-    wide = cast(x, opmath(call.dtype))
-    return (jnp.cumprod(wide, dim, dtype=wide.dtype) if x.ndim else wide).astype(call.dtype)
+lowering(aten.cumsum, takes_call=True)(partial(_cumulated, jnp.cumsum))
+lowering(aten.cumprod, takes_call=True)(partial(_cumulated, jnp.cumprod))
 
 
 @lowering(aten.logcumsumexp)
@@ -209,14 +190,8 @@ def _running(better: Callable[[Array, Array], Array], x: Array, dim: int) -> tup
     return values, indices.astype(jnp.int64)
 
 
-@lowering(aten.cummax)
-def cummax(x: Array, dim: int) -> tuple[Array, Array]:
-    return _running(jnp.greater_equal, x, dim)
-
-
-@lowering(aten.cummin)
-def cummin(x: Array, dim: int) -> tuple[Array, Array]:
-    return _running(jnp.less_equal, x, dim)
+lowering(aten.cummax)(partial(_running, jnp.greater_equal))
+lowering(aten.cummin)(partial(_running, jnp.less_equal))
 
 
 @lowering(aten._softmax, takes_call=True)

@@ -124,30 +124,22 @@ def _along(x: Array, dim: int, index: Array) -> tuple[Array, ...]:
 
 def _scattered(x: Array, dim: int, index: Array, src: Any, how: str) -> Array:
     if not x.ndim or not index.ndim:
-        return _scattered(x.reshape(-1), 0, index.reshape(-1), _flat(src), how).reshape(x.shape)
+        flat = src.reshape(-1) if hasattr(src, "shape") else src
+        return _scattered(x.reshape(-1), 0, index.reshape(-1), flat, how).reshape(x.shape)
     if hasattr(src, "shape") and src.ndim:
         src = src[tuple(slice(0, n) for n in index.shape)]
     at = x.at[_along(x, dim, index)]
     return getattr(at, how)(cast(src, x.dtype))
 
 
-def _flat(src: Any) -> Any:
-    return src.reshape(-1) if hasattr(src, "shape") else src
-
-
-@lowering(aten.scatter.src, aten.scatter.value)
-def scatter(x: Array, dim: int, index: Array, src: Any) -> Array:
-    return _scattered(x, dim, index, src, "set")
+@lowering(aten.scatter.src, aten.scatter.value, aten.scatter.reduce, aten.scatter.value_reduce)
+def scatter(x: Array, dim: int, index: Array, src: Any, *, reduce: str = "set") -> Array:
+    return _scattered(x, dim, index, src, reduce)
 
 
 @lowering(aten.scatter_add)
 def scatter_add(x: Array, dim: int, index: Array, src: Array) -> Array:
     return _scattered(x, dim, index, src, "add")
-
-
-@lowering(aten.scatter.reduce, aten.scatter.value_reduce)
-def scatter_with(x: Array, dim: int, index: Array, src: Any, *, reduce: str) -> Array:
-    return _scattered(x, dim, index, src, {"add": "add", "multiply": "multiply"}[reduce])
 
 
 _REDUCED = {"sum": "add", "prod": "multiply", "amax": "max", "amin": "min", "mean": "add"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -65,7 +66,7 @@ def bucketize(values: Any, boundaries: Array, *, out_int32: bool = False, right:
     return searchsorted(boundaries, values, out_int32=out_int32, right=right)
 
 
-def _median(x: Array, dim: int, keepdim: bool, counts_all: bool) -> tuple[Array, Array]:
+def _median(counts_all: bool, x: Array, dim: int, keepdim: bool = False) -> tuple[Array, Array]:
     """The lower of the two in the middle; a number that is none comes last, and before all where it counts."""
     if not x.ndim:
         return x, jnp.zeros((), jnp.int64)
@@ -79,28 +80,13 @@ def _median(x: Array, dim: int, keepdim: bool, counts_all: bool) -> tuple[Array,
     return tuple(one if keepdim else jnp.squeeze(one, dim) for one in found)  # type: ignore[return-value]
 
 
-def _median_of_all(x: Array, counts_all: bool) -> Array:
+def _median_of_all(counts_all: bool, x: Array) -> Array:
     """Of no elements no number, or the least integer."""
     if not x.size:
         return jnp.full((), jnp.nan if jnp.issubdtype(x.dtype, jnp.floating) else np.iinfo(x.dtype).min, x.dtype)
-    return evenly(x, _median(x.reshape(-1), 0, False, counts_all)[0])
+    return evenly(x, _median(counts_all, x.reshape(-1), 0)[0])
 
 
-@lowering(aten.median.dim)
-def median_dim(x: Array, dim: int, keepdim: bool = False) -> tuple[Array, Array]:
-    return _median(x, dim, keepdim, True)
-
-
-@lowering(aten.nanmedian.dim)
-def nanmedian_dim(x: Array, dim: int, keepdim: bool = False) -> tuple[Array, Array]:
-    return _median(x, dim, keepdim, False)
-
-
-@lowering(aten.median.default)
-def median(x: Array) -> Array:
-    return _median_of_all(x, True)
-
-
-@lowering(aten.nanmedian.default)
-def nanmedian(x: Array) -> Array:
-    return _median_of_all(x, False)
+for _packet, _counts_all in ((aten.median, True), (aten.nanmedian, False)):
+    lowering(_packet.dim)(partial(_median, _counts_all))
+    lowering(_packet.default)(partial(_median_of_all, _counts_all))

@@ -77,13 +77,9 @@ def _norm(difference: Array, p: float) -> Array:
 # Linear algebra: what fails is told by numbers that are no numbers, and `info` is zero
 
 
-def _info(x: Array) -> Array:
-    return jnp.zeros(x.shape[:-2], jnp.int32)
-
-
 @lowering(aten.linalg_inv_ex)
 def inv(x: Array, *, check_errors: bool = False) -> tuple[Array, Array]:
-    return jnp.linalg.inv(x), _info(x)
+    return jnp.linalg.inv(x), jnp.zeros(x.shape[:-2], jnp.int32)
 
 
 @lowering(aten.linalg_qr)
