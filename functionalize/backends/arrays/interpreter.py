@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from operator import methodcaller
+from operator import attrgetter, methodcaller
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 from functionalize.backends.arrays.registry import Lowering, Lowerings
+from functionalize.backends.arrays.sizes import fits
 from functionalize.backends.decompositions.decompose import (
     decomposed,
     is_operator,
@@ -167,7 +168,8 @@ class Interpreter:
             if node.op == "call_function":
                 values[node] = self._called(node, values)
             elif node.op == "get_attr":
-                values[node] = self._constant(self._attribute(node))
+                value = self._attribute(node)
+                values[node] = self.backend.array(value.detach()) if isinstance(value, torch.Tensor) else value
 
     def next_key(self) -> Any:
         """A key to draw with.
@@ -197,13 +199,7 @@ class Interpreter:
         return self._bodies[body]
 
     def _attribute(self, node: Node) -> Any:
-        found: Any = self.root
-        for name in str(node.target).split("."):
-            found = getattr(found, name)
-        return found
-
-    def _constant(self, value: Any) -> Any:
-        return self.backend.array(value.detach()) if isinstance(value, torch.Tensor) else value
+        return attrgetter(str(node.target))(self.root)
 
     def _called(self, node: Node, values: dict[Node, Any]) -> Any:
         args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
@@ -233,10 +229,7 @@ class Interpreter:
             for one, other in zip(expected, result, strict=False):
                 self._check(node, one, other)
         elif isinstance(expected, torch.Tensor) and hasattr(result, "shape"):
-            sizes = zip(expected.size(), result.shape, strict=False)
-            agrees = expected.dim() == len(result.shape) and all(
-                size == actual for size, actual in sizes if type(size) is int
-            )
+            agrees = fits(expected.size(), result.shape)
             if not agrees or result.dtype != self.backend.dtype(expected.dtype):
                 raise UnsupportedProgramError(
                     f"the lowering of {node.target} for {self.backend.name} returns "

@@ -48,16 +48,19 @@ def _narrowed(guards: SizeGuards, looks: Mapping[int, torch.Tensor]) -> SizeGuar
     return guards if environment is None else guards.narrowed(environment)
 
 
+def fits(sizes: Sequence[Any], shape: Sequence[Any]) -> bool:
+    """Whether a shape has some sizes, where these are no symbols."""
+    pairs = zip(sizes, shape, strict=False)
+    return len(sizes) == len(shape) and all(type(size) is not int or size == actual for size, actual in pairs)
+
+
 def check_array(entry: GraphInput, expected: Any, shape: Sequence[int]) -> None:
     """Hold the shape of an array to the size that an input had, where that is no symbol.
 
     Raises:
         InputMismatchError: it has another.
     """
-    agrees = len(shape) == expected.dim() and all(
-        type(size) is not int or size == actual for size, actual in zip(expected.size(), shape, strict=True)
-    )
-    if not agrees:
+    if not fits(expected.size(), shape):
         raise InputMismatchError(
             f"{entry.label} has the shape {tuple(shape)}, but was captured with {tuple(expected.size())}",
             hint="pass an array of that shape, or capture with dynamic_shapes",

@@ -21,6 +21,7 @@ from jax import export
 from functionalize._torch import pytree
 from functionalize.backends.arrays.leaves import with_ordered
 from functionalize.backends.arrays.program import Written
+from functionalize.backends.arrays.sizes import fits
 from functionalize.backends.jax.files import read, state_beside, write_one, write_two
 from functionalize.backends.jax.program import UNNAMED, JaxProgram, to_jax
 from functionalize.backends.jax.values import from_torch, is_number, torch_dtype_of
@@ -44,14 +45,9 @@ def write_stablehlo(program: CapturedProgram, path: str | os.PathLike[str], **op
     Raises:
         UnsupportedProgramError: JAX cannot run the program; nothing is written.
     """
-    platforms = options.pop("platforms", None)
-    return write(to_jax(program, **options), path, platforms=platforms)
-
-
-def write(program: JaxProgram, path: str | os.PathLike[str], *, platforms: Any = None) -> Path:
-    """Write a program that is JAX's already; see :func:`write_stablehlo`."""
-    path = Path(path)
-    write_two(path, serialized(program, platforms), program.initial_state)
+    platforms, path = options.pop("platforms", None), Path(path)
+    made = to_jax(program, **options)
+    write_two(path, serialized(made, platforms), made.initial_state)
     return path
 
 
@@ -140,7 +136,7 @@ def _in_file(outputs: Any) -> Any:
         UnsupportedProgramError: there is something else among them than arrays and numbers, under names.
     """
     for path, leaf in pytree.tree_flatten_with_path(outputs)[0]:
-        named = _has_names(path)
+        named = all(isinstance(step.key, str) for step in path if isinstance(step, pytree.MappingKey))
         if named and (leaf is None or is_number(leaf) or isinstance(leaf, (jax.Array, np.ndarray, np.generic))):
             continue
         what = f"returns {leaf!r}" if named else "returns a dict whose keys are not strings"
@@ -152,11 +148,6 @@ def _in_file(outputs: Any) -> Any:
             at="what it returns",
         )
     return with_ordered(outputs, lambda keys: keys != sorted(keys))
-
-
-def _has_names(path: Any) -> bool:
-    """Whether all keys on the way to a leaf are text."""
-    return all(isinstance(step.key, str) for step in path if isinstance(step, pytree.MappingKey))
 
 
 def _as_returned(outputs: Any) -> Any:
@@ -219,9 +210,14 @@ class StableHloProgram:
 
         self._call: Callable[..., Any] = jax.jit(call)
 
+    @property
+    def _arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """What the arguments of a call look like."""
+        (_, *args), kwargs = jax.tree_util.tree_unflatten(self.exported.in_tree, self.exported.in_avals)
+        return tuple(args), kwargs
+
     def __repr__(self) -> str:
-        (_, *known), named = jax.tree_util.tree_unflatten(self.exported.in_tree, self.exported.in_avals)
-        arguments = ", ".join(map(_look, jax.tree.leaves((known, named))))
+        arguments = ", ".join(map(_look, jax.tree.leaves(self._arguments)))
         return f"StableHloProgram(arguments: {arguments or 'none'}; state: {', '.join(self.state) or 'none'})"
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
@@ -246,10 +242,9 @@ class StableHloProgram:
         return _as_returned(outputs)
 
     def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        (_, *known), named = jax.tree_util.tree_unflatten(self.exported.in_tree, self.exported.in_avals)
-        wanted = jax.tree_util.tree_leaves_with_path((tuple(known), named))
+        wanted = jax.tree_util.tree_leaves_with_path(self._arguments)
         found = jax.tree_util.tree_leaves_with_path((args, kwargs))
-        nestings: list[Any] = [jax.tree.structure(one) for one in ((args, kwargs), (tuple(known), named))]
+        nestings: list[Any] = [jax.tree.structure(one) for one in ((args, kwargs), self._arguments)]
         if nestings[0] != nestings[1]:
             raise InputMismatchError(
                 f"the program is called with {_places(found)}, but was captured with {_places(wanted)}",
@@ -278,8 +273,7 @@ class StableHloProgram:
                 value.copy_(torch.randn(value.size(), generator=generator))
             return from_torch(value)
 
-        (_, *args), kwargs = jax.tree_util.tree_unflatten(self.exported.in_tree, self.exported.in_avals)
-        found: tuple[tuple[Any, ...], dict[str, Any]] = jax.tree.map(made, (tuple(args), kwargs))
+        found: tuple[tuple[Any, ...], dict[str, Any]] = jax.tree.map(made, self._arguments)
         return found
 
 
@@ -287,9 +281,7 @@ def _fits(aval: Any, value: Any) -> bool:
     """Whether an argument has the dtype and the sizes of the capture; JAX tells what symbols may stand for."""
     if not (hasattr(aval, "dtype") and hasattr(value, "dtype")):
         return type(aval) is type(value)
-    sizes = zip(aval.shape, value.shape, strict=False)
-    fixed = all(type(size) is not int or size == actual for size, actual in sizes)
-    return bool(aval.dtype == value.dtype and len(aval.shape) == len(value.shape) and fixed)
+    return bool(aval.dtype == value.dtype and fits(aval.shape, value.shape))
 
 
 def _place(path: Any) -> str:

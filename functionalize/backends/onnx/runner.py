@@ -22,6 +22,7 @@ from torch.utils.dlpack import from_dlpack
 
 from functionalize._torch import FakeTensor, pytree
 from functionalize.aliasing.geometry import Layout
+from functionalize.backends.arrays.sizes import fits
 from functionalize.backends.export.signature.layouts import laid_out, lies_so
 from functionalize.backends.export.signature.state import free_name
 from functionalize.backends.onnx.convention.first_state import first_values
@@ -202,11 +203,7 @@ class OnnxProgram:
                 "ONNX Runtime reads elements from CPU memory",
                 hint="pass a dense tensor with data, x.cpu()",
             )
-        sizes = len(expected.shape) == value.dim() and all(
-            not isinstance(size, int) or size == actual
-            for size, actual in zip(expected.shape, value.size(), strict=True)
-        )
-        if not sizes or _NAMES.get(expected.type) is not value.dtype:
+        if not fits(expected.shape, value.size()) or _NAMES.get(expected.type) is not value.dtype:
             raise InputMismatchError(
                 f"the argument `{name}` has size {list(value.size())} and {value.dtype}, but was captured with "
                 f"{expected.shape} and {expected.type}",
