@@ -50,6 +50,11 @@ _WIDE = frozenset(
 _ROUNDING = frozenset(getattr(aten, name).Scalar for name in ("eq", "ne", "lt", "le", "gt", "ge"))
 
 
+def wide(x: Any) -> Any:
+    """A tensor as kernels compute with it: 16 bits in 32."""
+    return x.float() if x.dtype in _NARROW else x
+
+
 def counts(op: Any, args: Any, kwargs: Any) -> bool:
     """Whether a call has a number that is another one in 16 bits than in 32. ``args``: what they look like."""
     if op not in _WIDE and op not in _ROUNDING:

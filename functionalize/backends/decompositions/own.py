@@ -19,6 +19,7 @@ from functionalize.backends.decompositions.families.embedding_bags import BAGS
 from functionalize.backends.decompositions.families.gpu_kernels import GPU_KERNELS
 from functionalize.backends.decompositions.families.quantization import QUANTIZATION
 from functionalize.backends.decompositions.families.recurrent_layers import LAYERS
+from functionalize.backends.decompositions.opmath import wide
 
 aten = torch.ops.aten
 
@@ -120,15 +121,11 @@ def unscaled(gradients: Sequence[Any], found_inf: Any, inverse: Any) -> Any:
     """Gradients times the inverse of the scale of a loss, and one where an element is not finite."""
     infinite = found_inf
     for gradient in gradients:
-        finite = aten.all.default(torch.isfinite(_float(gradient)))
+        finite = aten.all.default(torch.isfinite(wide(gradient)))
         infinite = torch.where(finite, infinite, aten.full.default([], 1, dtype=found_inf.dtype))
     factor = inverse.reshape([])
-    products = [(_float(gradient) * factor).to(gradient.dtype) for gradient in gradients]
+    products = [(wide(gradient) * factor).to(gradient.dtype) for gradient in gradients]
     return products, infinite
-
-
-def _float(x: Any) -> Any:
-    return x.to(torch.float32) if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
 def new_scale(scale: Any, successes: Any, found_inf: Any, growth: float, backoff: float, interval: int) -> Any:

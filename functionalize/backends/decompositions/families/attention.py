@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from functionalize.backends.decompositions.opmath import wide
+
 aten = torch.ops.aten
 _FORWARD = aten._scaled_dot_product_flash_attention_for_cpu.default
 _BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
@@ -27,10 +29,6 @@ def is_differentiated(node: Node) -> bool:
     return any(user.target is operator.getitem and user.args[1] == 1 and user.users for user in node.users)
 
 
-def _wide(x: Any) -> Any:
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-
-
 def _in_order(*tensors: Any) -> list[Any]:
     """Tensors whose elements lie in order, also when torch takes copies of views before them for views."""
     return [aten.clone.default(one, memory_format=torch.contiguous_format) for one in tensors]
@@ -41,8 +39,8 @@ def _of_heads(query: Any, key: Any) -> Any:
     batch, heads, *rest = key.size()
     groups = query.size(1) // heads
     if groups == 1:
-        return _wide(key)
-    return _wide(key).unsqueeze(2).expand(batch, heads, groups, *rest).reshape(batch, heads * groups, *rest)
+        return wide(key)
+    return wide(key).unsqueeze(2).expand(batch, heads, groups, *rest).reshape(batch, heads * groups, *rest)
 
 
 def _summed(gradient: Any, key: Any) -> Any:
@@ -52,12 +50,12 @@ def _summed(gradient: Any, key: Any) -> Any:
 
 
 def _scores(query: Any, key: Any, is_causal: bool, mask: Any, scale: Any) -> Any:
-    found = (_wide(query) @ key.transpose(-2, -1)) * (query.size(-1) ** -0.5 if scale is None else scale)
+    found = (wide(query) @ key.transpose(-2, -1)) * (query.size(-1) ** -0.5 if scale is None else scale)
     if is_causal:
         rows = aten.arange.default(query.size(-2)).unsqueeze(1)
         seen = aten.arange.default(key.size(-2)).unsqueeze(0) <= rows
         found = aten.where.ScalarOther(seen, found, float("-inf"))
-    return found if mask is None else found + _wide(mask)
+    return found if mask is None else found + wide(mask)
 
 
 def attention(
@@ -94,11 +92,11 @@ def attention_backward(
         return NotImplemented
     gradient, query, key, value, out, total = _in_order(gradient, query, key, value, out, total)
     factor = query.size(-1) ** -0.5 if scale is None else scale
-    keys, values, gradient = _of_heads(query, key), _of_heads(query, value), _wide(gradient)
+    keys, values, gradient = _of_heads(query, key), _of_heads(query, value), wide(gradient)
     shares = (_scores(query, keys, is_causal, attn_mask, scale) - total.unsqueeze(-1)).exp()
     of_shares = gradient @ values.transpose(-2, -1)
-    of_scores = shares * (of_shares - (gradient * _wide(out)).sum(-1, keepdim=True)) * factor
-    of_key, of_value = of_scores.transpose(-2, -1) @ _wide(query), shares.transpose(-2, -1) @ gradient
+    of_scores = shares * (of_shares - (gradient * wide(out)).sum(-1, keepdim=True)) * factor
+    of_key, of_value = of_scores.transpose(-2, -1) @ wide(query), shares.transpose(-2, -1) @ gradient
     found = (of_scores @ keys).to(query.dtype), _summed(of_key, key), _summed(of_value, value)
     return tuple(map(_by_rows, found))
 

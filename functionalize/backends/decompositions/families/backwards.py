@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from functionalize._torch.decompositions import decomposition_of
+from functionalize.backends.decompositions.opmath import wide
 
 aten = torch.ops.aten
 Function = Callable[..., Any]
@@ -29,11 +30,10 @@ def transposed(gradient: Any, sizes: Sequence[Any], resampled: Resampled) -> Any
     dims, dtype = len(sizes), gradient.dtype
     if not gradient.numel():
         return gradient.new_zeros([*gradient.size()[: gradient.dim() - dims], *sizes])
-    wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
-    found = gradient.to(wide)
+    found = wide(gradient)
     for dim, size in enumerate(sizes):
         shape = [size if one == dim else 1 for one in range(dims)]
-        identity = torch.eye(size, dtype=wide, device=gradient.device).reshape([1, size, *shape])
+        identity = torch.eye(size, dtype=found.dtype, device=gradient.device).reshape([1, size, *shape])
         found = along(found, dim - dims, resampled(identity, dim, size).reshape(size, -1).t())
     return found.to(dtype)
 

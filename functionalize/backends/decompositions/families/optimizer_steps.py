@@ -26,17 +26,8 @@ def decomposition(op: Any) -> Callable[..., Any] | None:
     return None
 
 
-def _named(function: Any, name: str) -> Callable[..., Any]:
-    """A function whose last argument has a name."""
-    return lambda *args: function(*args[:-1], **{name: args[-1]})
-
-
-def _norm(x: Any, order: Any = 2, dtype: Any = None) -> Any:
-    return aten.linalg_vector_norm.default(x, order, dtype=dtype)
-
-
 _OF_ONE: dict[str, Callable[..., Any]] = {  # where the operator on one tensor has another name, or other arguments
-    "norm": _norm,
+    "norm": lambda x, order=2, dtype=None: aten.linalg_vector_norm.default(x, order, dtype=dtype),
     "zero": aten.zeros_like.default,
     "addcmul": lambda x, y, z, value=1: aten.addcmul.default(x, y, z, value=value),
     "addcdiv": lambda x, y, z, value=1: aten.addcdiv.default(x, y, z, value=value),
