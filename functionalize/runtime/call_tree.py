@@ -78,16 +78,17 @@ def _leaf(value: Any, path: Sequence[Any], numbers: dict[int, deque[int]]) -> An
     if type(value) in LEAF_TYPES:
         return value
     walk = StateWalk()
-    walk.walk([value], 0, _name(path))
+    name = joined(path[1:])
+    walk.walk([value], 0, name)
     if not walk.tensors:
         return value
     held = tuple(numbers[id(slot.get())].popleft() for slot in walk.tensors if numbers[id(slot.get())])
     try:
-        return ObjectLeaf(weakref.ref(value), _name(path), held)
+        return ObjectLeaf(weakref.ref(value), name, held)
     except TypeError:
-        return ObjectLeaf(lambda: None, _name(path), held)
+        return ObjectLeaf(lambda: None, name, held)
 
 
-def _name(path: Sequence[Any]) -> str:
-    """The name of an argument in paths of state."""
-    return "_".join(str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key)))) for key in path[1:])
+def joined(keys: Sequence[Any]) -> str:
+    """The name of what keys lead to, among arguments and in paths of state."""
+    return "_".join(str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key)))) for key in keys)

@@ -10,6 +10,7 @@ import contextlib
 import keyword
 import operator
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -121,23 +122,25 @@ class Emitter:
 
     def written(self, base: Node, path: Sequence[OpCall], value: Node) -> Node:
         """A tensor of which a part, that a path of views leads to, is another one."""
-        sources = [base]
-        steps = []
-        for op, args in path:
-            part = self._view(sources[-1].meta["val"], op, args)
-            steps.append((op, args, Layout.of(sources[-1].meta["val"]), Layout.of(part)))
-            sources.append(_Lazy(self, sources[-1], op, args, part))  # type: ignore[arg-type]
-        if value.meta["val"].dtype != sources[-1].meta["val"].dtype:
-            value = self.call(aten._to_copy.default, value, dtype=sources[-1].meta["val"].dtype)
-        for source, (op, args, before, after) in zip(reversed(sources[:-1]), reversed(steps), strict=True):
-            rule = VIEW_RULES[op](before, after, *args)
-            value = rule.inverse(self.call, _get(source), value)
-        return value
 
-    def _view(self, value: torch.Tensor, op: Any, args: tuple[Any, ...]) -> torch.Tensor:
-        with self.fakes.mode:
-            made: torch.Tensor = op(value, *args)
-        return made
+        def view(steps: int) -> Node:
+            """The view that so many steps lead to, written when it is asked for."""
+            if not steps:
+                return base
+            op, args = path[steps - 1]
+            return self.call(op, view(steps - 1), *args)
+
+        look, inverses = base.meta["val"], list[Any]()
+        for op, args in path:
+            before = Layout.of(look)
+            with self.fakes.mode:
+                look = op(look, *args)
+            inverses.append(VIEW_RULES[op](before, Layout.of(look), *args).inverse)
+        if value.meta["val"].dtype != look.dtype:
+            value = self.call(aten._to_copy.default, value, dtype=look.dtype)
+        for steps, inverse in reversed(list(enumerate(inverses))):
+            value = inverse(self.call, partial(view, steps), value)
+        return value
 
 
 def _as_complex(emitter: Emitter, meta: dict[str, Any], x: Node) -> Node:
@@ -177,21 +180,6 @@ _DIFFERENTIABLE: dict[Any, Callable[..., Node]] = {
     aten.view_as_complex_copy.default: _as_complex,
     aten._conj_copy.default: lambda emitter, meta, x: emitter.call(aten.conj_physical.default, x),
 }
-
-
-class _Lazy:
-    """A view of a node, written when it is asked for."""
-
-    def __init__(self, emitter: Emitter, source: Any, op: Any, args: tuple[Any, ...], value: torch.Tensor) -> None:
-        self.meta, self._emitter, self._source = {"val": value}, emitter, source
-        self._op, self._args = op, args
-
-    def get(self) -> Node:
-        return self._emitter.call(self._op, _get(self._source)(), *self._args)
-
-
-def _get(source: Any) -> Callable[[], Node]:
-    return source.get if isinstance(source, _Lazy) else lambda: source
 
 
 def _loadable(op: Any, args: tuple[Any, ...], kwargs: Any) -> tuple[Any, ...]:

@@ -35,6 +35,7 @@ from functionalize.backends.export.passes.views import with_views
 from functionalize.backends.export.refused_nodes import refused_layouts
 from functionalize.backends.export.signature.first_call import check_first_call
 from functionalize.backends.export.signature.shared_places import GraphValue
+from functionalize.backends.export.signature.state import ExportInput
 from functionalize.backends.export.signature.steady import exportable
 from functionalize.backends.preparation.stopped_gradients import has_floats, stopped_gradients
 from functionalize.errors import UnsupportedExportError
@@ -134,12 +135,10 @@ def from_exported_program(exported: ExportedProgram) -> CapturedProgram:
 
 def _dynamic_shapes(exported: ExportedProgram) -> Any:
     """Which sizes of the arguments may differ, as ``dynamic_shapes`` says it."""
-    names = set(exported.graph_signature.user_inputs)
-    nodes = [node for node in exported.graph.find_nodes(op="placeholder") if node.name in names]
-    constants = [one for one in exported.graph_signature.input_specs if one.kind is InputKind.USER_INPUT]
-    looks = {node.name: node.meta.get("val") for node in nodes}
+    looks = {node.name: node.meta.get("val") for node in exported.graph.find_nodes(op="placeholder")}
+    names = [one.arg.name for one in exported.graph_signature.input_specs if one.kind is InputKind.USER_INPUT]
     dims: dict[str, Any] = {}
-    leaves = [_dims(exported, one.arg.name, looks.get(one.arg.name), dims) for one in constants]
+    leaves = [_dims(exported, name, looks.get(name), dims) for name in names]
     if not any(leaves):
         return None
     args, kwargs = pytree.tree_unflatten(leaves, exported.call_spec.in_spec)
@@ -187,9 +186,7 @@ def _assembled(graph: ExportGraph) -> ExportedProgram:
     for node in reversed(graph.emitter.graph.nodes):
         if node.op in ("call_function", "get_attr") and not node.users and not node.is_impure():
             graph.emitter.graph.erase_node(node)
-    inputs = [
-        InputSpec(one.kind, _argument(one.name, one, graph), one.target, one.persistent) for one in graph.inputs.all
-    ]
+    inputs = [InputSpec(one.kind, _argument(one), one.target, one.persistent) for one in graph.inputs.all]
     results = [
         OutputSpec(_MUTATIONS[kinds[name].kind], TensorArgument(node.name), kinds[name].target or name)
         for name, node in written
@@ -208,10 +205,10 @@ def _assembled(graph: ExportGraph) -> ExportedProgram:
     )
 
 
-def _argument(name: str, one: Any, graph: ExportGraph) -> Any:
+def _argument(one: ExportInput) -> Any:
     if one.target is None and one.number is None:
-        return ConstantArgument(name=name, value=one.value)
-    return TensorArgument(name=name)
+        return ConstantArgument(name=one.name, value=one.value)
+    return TensorArgument(name=one.name)
 
 
 def _output(value: Any) -> Any:

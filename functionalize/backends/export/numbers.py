@@ -94,9 +94,10 @@ def _scaled(emitter: Emitter, *factors: Any) -> Any:
 
 def _like(emitter: Emitter, tensor: Any, number: Any) -> Any:
     """A number in the dtype of the floats that it is computed with."""
-    if not isinstance(number, Node) or not _dtype(tensor).is_floating_point:
+    dtype = tensor.meta["val"].dtype
+    if not isinstance(number, Node) or not dtype.is_floating_point:
         return number
-    return emitter.call(aten._to_copy.default, number, dtype=_dtype(tensor))
+    return emitter.call(aten._to_copy.default, number, dtype=dtype)
 
 
 def _clamp(
@@ -120,10 +121,6 @@ def _where_self(emitter: Emitter, condition: Any, number: Any, tensor: Any) -> N
     return emitter.call(aten.where.self, condition, _like(emitter, tensor, number), tensor)
 
 
-def _masked_fill(emitter: Emitter, tensor: Any, mask: Any, number: Any) -> Node:
-    return _where_self(emitter, mask, number, tensor)
-
-
 def _sum(op: Any) -> Rule:
     def rule(emitter: Emitter, one: Any, other: Any, alpha: Any = 1) -> Node:
         return emitter.call(op, one, _scaled(emitter, alpha, other))
@@ -140,7 +137,8 @@ def _addcmul(emitter: Emitter, base: Any, one: Any, other: Any, value: Any = 1) 
 
 
 def _lerp(emitter: Emitter, start: Any, end: Any, weight: Any) -> Node:
-    return emitter.call(aten.lerp.Tensor, start, end, emitter.call(aten._to_copy.default, weight, dtype=_dtype(start)))
+    weight = emitter.call(aten._to_copy.default, weight, dtype=start.meta["val"].dtype)
+    return emitter.call(aten.lerp.Tensor, start, end, weight)
 
 
 def _full(emitter: Emitter, size: Any, value: Any, **options: Any) -> Node:
@@ -150,10 +148,6 @@ def _full(emitter: Emitter, size: Any, value: Any, **options: Any) -> Node:
 def _full_like(emitter: Emitter, like: Any, value: Any, **options: Any) -> Node:
     ones = emitter.call(aten.ones_like.default, like, **options)
     return emitter.call(aten.mul.Tensor, ones, value)
-
-
-def _scalar_tensor(emitter: Emitter, value: Any, **options: Any) -> Node:
-    return emitter.call(aten.clone.default, value)
 
 
 def _plus_product(product: Any) -> Rule:
@@ -180,13 +174,13 @@ _RULES: dict[Any, Rule] = {
     aten.clamp.default: _clamp,
     aten.where.ScalarOther: _where_other,
     aten.where.ScalarSelf: _where_self,
-    aten.masked_fill.Scalar: _masked_fill,
+    aten.masked_fill.Scalar: lambda emitter, tensor, mask, number: _where_self(emitter, mask, number, tensor),
     aten.addcdiv.default: _addcdiv,
     aten.addcmul.default: _addcmul,
     aten.lerp.Scalar: _lerp,
     aten.full.default: _full,
     aten.full_like.default: _full_like,
-    aten.scalar_tensor.default: _scalar_tensor,
+    aten.scalar_tensor.default: lambda emitter, value, **options: emitter.call(aten.clone.default, value),
 }
 
 
@@ -212,14 +206,6 @@ def _choosing(compare: Any) -> Rule:
     return rule
 
 
-def _chosen(emitter: Emitter, condition: Any, one: Any, other: Any) -> Node:
-    return emitter.call(aten.where.self, condition, one, other)
-
-
-def _rest(emitter: Emitter, number: Any) -> Node:
-    return emitter.call(aten.remainder.Scalar, number, 1)
-
-
 def _cube_root(emitter: Emitter, number: Any) -> Node:
     root = emitter.call(aten.pow.Tensor_Scalar, emitter.call(aten.abs.default, number), 1 / 3)
     return emitter.call(aten.copysign.Tensor, root, number)
@@ -229,19 +215,14 @@ def _cube_root(emitter: Emitter, number: Any) -> Node:
 _SPELT_OUT: dict[Any, Rule] = {
     min: _choosing(aten.lt.Tensor),
     max: _choosing(aten.gt.Tensor),
-    torch.sym_ite: _chosen,
-    rest: _rest,
+    torch.sym_ite: lambda emitter, *values: emitter.call(aten.where.self, *values),
+    rest: lambda emitter, number: emitter.call(aten.remainder.Scalar, number, 1),
     getattr(math, "cbrt", None): _cube_root,
 }
 # What makes floats of integers.
 _FLOATS = _PYTHON.keys() | _SPELT_OUT.keys()
 # Operators that answer by a flag of Python's.
 _QUESTIONS: dict[Any, Rule] = {aten.equal.default: _equal, aten.allclose.default: _allclose}
-
-
-def _dtype(node: Any) -> torch.dtype:
-    found: torch.dtype = node.meta["val"].dtype
-    return found
 
 
 def _makes_sizes(number: Node, whole: bool = False) -> bool:
@@ -281,7 +262,7 @@ class Numbers:
 
     def copy(self, node: Node, known: dict[Node, Any]) -> Any:
         """A node, written with tensors."""
-        emitter, args, kwargs = self._emitter, list[Any](), dict[str, Any]()
+        emitter = self._emitter
         args, kwargs = pytree.tree_map_only(Node, known.__getitem__, (node.args, node.kwargs))
         emitter.at(node)
         if node.target is _ITEM:
@@ -337,7 +318,6 @@ class Numbers:
     def assert_equal(self, node: Node, answer: Any, message: str) -> None:
         """Assert what a number is."""
         call = self._emitter.call
-        agrees = node
         if isinstance(answer, bool):
             agrees = node if answer else call(aten.logical_not.default, node)
         else:

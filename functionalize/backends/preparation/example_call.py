@@ -63,6 +63,11 @@ class ExampleCall:
         return self.program.guards.sources.values(self.arguments)
 
     @functools.cached_property
+    def numbers(self) -> dict[int, int]:
+        """The numbers of the inputs, by identity; of the same tensor at several, the first."""
+        return {id(value): number for number, value in reversed(list(enumerate(self.inputs)))}
+
+    @functools.cached_property
     def containers_of_caller(self) -> set[int]:
         """The identities of the containers that each call gets new: those of arguments which are not bound."""
         bound = StateWalk()

@@ -18,7 +18,7 @@ from torch.fx import Node
 from functionalize._torch import OpOverload
 from functionalize.backends.decompositions.decompose import decomposed
 from functionalize.backends.decompositions.own import DIFFERING
-from functionalize.backends.export.passes.views import remade
+from functionalize.backends.export.passes.views import keep_names, remade
 
 
 def in_core(exported: ExportedProgram) -> ExportedProgram:
@@ -35,9 +35,7 @@ def _spelt_out(exported: ExportedProgram, stays: Callable[[Node], bool]) -> Expo
     if all(map(stays, exported.graph.nodes)):
         return exported
     graph, root = decomposed(exported.graph, exported.graph_module, stays)
-    olds = exported.graph.find_nodes(op="placeholder")
-    for old, new in zip(olds, graph.find_nodes(op="placeholder"), strict=True):
-        new.name = old.name  # FX gives another to those that Python has a function for
+    keep_names(exported.graph, graph)
     results: Any = graph.output_node().args[0]
     graph.eliminate_dead_code()
     return remade(exported, graph, list(results), root)

@@ -12,6 +12,7 @@ from torch.export.graph_signature import ExportGraphSignature, InputKind, InputS
 from torch.fx import Graph
 
 from functionalize._torch import pytree
+from functionalize.backends.export.passes.views import keep_names
 from functionalize.errors import UnsupportedExportError
 
 _OF_STATE = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION)
@@ -68,9 +69,7 @@ def _reordered(exported: ExportedProgram, inputs: list[str], new: list[str]) -> 
     """The graph with its inputs in another order, and other results first."""
     graph = Graph()
     results: Any = graph.graph_copy(exported.graph, {})
-    olds, copies = (one.find_nodes(op="placeholder") for one in (exported.graph, graph))
-    for old, copy in zip(olds, copies, strict=True):
-        copy.name = old.name  # FX gives another to those that Python has a function for
+    keep_names(exported.graph, graph)
     known = {node.name: node for node in graph.nodes}
     for name in reversed(inputs):
         next(iter(graph.nodes)).prepend(known[name])

@@ -37,13 +37,18 @@ def _viewed(copied: Graph) -> tuple[Graph, Any]:
     """A graph with views, and its results, which are no views of its inputs: several, or the one of a condition."""
     graph = Graph()
     results: Any = graph.graph_copy(copied, {})
-    for old, new in zip(*(one.find_nodes(op="placeholder") for one in (copied, graph)), strict=True):
-        new.name = old.name  # FX gives another to those that Python has a function for
+    keep_names(copied, graph)
     for node in [node for node in graph.nodes if node.target in ADDRESSING]:
         _keep_memory(graph, node)
     for node in [node for node in graph.nodes if node.op == "call_function"]:
         node.target = _BY_SIZE.get(node.target) or viewing(node.target) or node.target
     return graph, map_arg(results, lambda result: _copied(graph, result))
+
+
+def keep_names(before: Graph, after: Graph) -> None:
+    """Give the inputs of a graph the names that they had: FX gives others to those that Python has a function for."""
+    for old, new in zip(*(graph.find_nodes(op="placeholder") for graph in (before, after)), strict=True):
+        new.name = old.name
 
 
 def _attributes(root: GraphModule) -> dict[str, Any]:

@@ -68,10 +68,6 @@ class Substitutes:
             self.of_marker[id(made)] = GraphValue(alias=number)
         return self._markers[number]
 
-    def made(self, part: Any) -> Any:
-        """What a part of a result, or of what is left, is made to."""
-        return self.maker.make(part)
-
 
 @contextlib.contextmanager
 def applied(effects: Sequence[SideEffect], states: Sequence[Walked], maker: Maker) -> Iterator[None]:
@@ -99,8 +95,7 @@ class EffectReader:
         self._metadata: ProgramMetadata = call.program.metadata
         self._of_caller, self._reasons = call.containers_of_caller, _OF_STATE
         self._substitutes = Substitutes(call)
-        inputs = self._substitutes.inputs
-        self._numbers = {id(value): number for number, value in reversed(list(enumerate(inputs)))}
+        self._numbers = call.numbers
         self._slots = [(n, e.slot) for n, e in enumerate(self._metadata.inputs) if isinstance(e.slot, NumberSlot)]
         self._left: dict[Place, torch.Tensor] = {}  # what a call leaves at a place
         self.rebindings: list[Rebinding] = []
@@ -124,15 +119,15 @@ class EffectReader:
             return
         for key in effect.removed:
             self._refuse(joined(effect.path, key), "an entry that a call removes from its container")
-        now = copy_of(container)
+        now, make = copy_of(container), self._substitutes.maker.make
         if not isinstance(container, MAPPINGS):
-            items = [self._substitutes.made(item) for item in effect.entries.values()]
+            items = [make(item) for item in effect.entries.values()]
             if len(items) != len(now):
                 self._refuse(effect.path, "a container whose length changes in each call")
                 return
             changes = list(zip(range(len(now)), now, items, strict=True))
         else:
-            made = [(self._substitutes.made(key), self._substitutes.made(part)) for key, part in effect.entries.items()]
+            made = [(make(key), make(part)) for key, part in effect.entries.items()]
             changes = [(key, now.get(key, ABSENT), item) for key, item in made]
         for key, before, after in changes:
             self._compare(container, key, before, after, joined(effect.path, key))
@@ -204,7 +199,7 @@ def changed_entries(call: ExampleCall) -> Iterator[SideEffect]:
         container = effect.container_in(substitutes.states)
         now = copy_of(container)
         for name, before in effect.before.items():
-            key = substitutes.made(name)
+            key = substitutes.maker.make(name)
             found = now.get(key, ABSENT) if isinstance(now, dict) else (now[key] if key < len(now) else ABSENT)
             if not before.is_found(found, substitutes.states):
                 yield effect

@@ -92,9 +92,9 @@ class ExportInputs:
         taken = next((n for n, e in entries if e.gradient_of == number and n in self.by_number), None)
         if taken is not None:
             return self.by_number[taken]
-        target = gradient_target(self._metadata.inputs[number])
-        named = (one for one in self.all if one.number is None and one.target is not None)
-        return next((one for one in named if one.name.startswith("b_") and _same_path(one.target, target)), None)
+        (path,) = attribute_paths([gradient_target(self._metadata.inputs[number])])
+        named = (one for one in self.all if one.number is None and one.name.startswith("b_"))
+        return next((one for one in named if one.target == path), None)
 
     def settle(self, written: Mapping[str, Any], *, trains: bool) -> None:
         """Copy the values of what is written; ``trains``: no parameter requires gradients, as these are taken inside.
@@ -118,10 +118,6 @@ class ExportInputs:
                 one.value = torch.nn.Parameter(one.value.detach(), False)
             elif one.kind is not InputKind.PARAMETER:
                 one.value = one.value.detach()
-
-
-def _same_path(path: str | None, target: str) -> bool:
-    return path == attribute_paths([target])[0]
 
 
 def gradient_target(entry: GraphInput) -> str:

@@ -41,9 +41,8 @@ class Returned:
 def returned(call: ExampleCall) -> Returned:
     """What one program returns."""
     substitutes, metadata = Substitutes(call), call.program.metadata
-    inputs = {id(value): n for n, value in reversed(list(enumerate(substitutes.inputs)))}
     with applied(metadata.side_effects, substitutes.states, substitutes.maker):
-        made = [substitutes.made(part) for part in metadata.results]
+        made = [substitutes.maker.make(part) for part in metadata.results]
         try:
             leaves, spec = pytree.tree_flatten(_in_nodes(pytree.tree_unflatten(made, metadata.spec)))
         except RecursionError as error:
@@ -55,8 +54,8 @@ def returned(call: ExampleCall) -> Returned:
             ) from error
 
     def meaning(leaf: Any) -> Any:
-        known = isinstance(leaf, torch.Tensor) and id(leaf) in inputs
-        return InputTensor(inputs[id(leaf)]) if known else substitutes.of_marker.get(id(leaf), leaf)
+        known = isinstance(leaf, torch.Tensor) and id(leaf) in call.numbers
+        return InputTensor(call.numbers[id(leaf)]) if known else substitutes.of_marker.get(id(leaf), leaf)
 
     return Returned(list(map(meaning, leaves)), spec)
 

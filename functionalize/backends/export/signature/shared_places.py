@@ -44,7 +44,7 @@ class SharedPlaces:
     def __init__(self, call: ExampleCall, left: Mapping[Place, torch.Tensor], values: Mapping[int, GraphValue]) -> None:
         """``left``: what a call leaves at places; ``values``: what tensors among these stand for, by identity."""
         self._metadata, self._values = call.program.metadata, values
-        self._numbers = {id(value): number for number, value in reversed(list(enumerate(call.inputs)))}
+        self._numbers = call.numbers
         pattern = call.program.capture.guards.aliasing
         self._first = [one.first if isinstance(one, Shared) else one for one in pattern]
         self._slots = call.program.capture.state.tensors

@@ -18,7 +18,7 @@ from functionalize.aliasing.geometry import Layout
 from functionalize.aliasing.strided_layout import tensor_at
 from functionalize.backends.preparation.example_call import ExampleCall
 from functionalize.errors import UnsupportedExportError
-from functionalize.runtime.call_tree import ArgumentRef, ObjectLeaf
+from functionalize.runtime.call_tree import ArgumentRef, ObjectLeaf, joined
 
 _TAKEN_NAMES = frozenset(dir(torch.fx.GraphModule)) | frozenset(torch.fx.GraphModule({}, torch.fx.Graph()).__dict__)
 CONSTANTS = (int, float, bool, str, type(None))
@@ -69,7 +69,7 @@ class Arguments:
         for leaf, path in zip(tree.leaves, tree.paths, strict=True):
             if isinstance(leaf, (ArgumentRef, *CONSTANTS)):
                 continue
-            dropped.add((path[0].idx, getattr(path[1], "idx", getattr(path[1], "key", None))))
+            dropped.add(_place(path))
             if len(path) > 2:
                 self.causes.append(_nested(path))
             elif isinstance(leaf, ObjectLeaf):
@@ -84,7 +84,7 @@ class Arguments:
         self._leaves = [
             (leaf, (named[place], *path[2:]))
             for leaf, path in zip(tree.leaves, tree.paths, strict=True)
-            if (place := (path[0].idx, getattr(path[1], "idx", getattr(path[1], "key", None)))) in named
+            if (place := _place(path)) in named
         ]
 
     def of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -106,7 +106,7 @@ class Arguments:
                 number = self._numbers[leaf.number]
                 found.append(ExportInput(InputKind.USER_INPUT, entries[number].name, number=number, path=path))
             else:
-                found.append(ExportInput(InputKind.USER_INPUT, names(_joined(path)), value=leaf, path=path))
+                found.append(ExportInput(InputKind.USER_INPUT, names(joined(path)), value=leaf, path=path))
         return found
 
 
@@ -115,14 +115,14 @@ def free_name(name: str) -> str:
     return "self_" if name == "self" else name
 
 
-def _joined(path: Sequence[Any]) -> str:
-    keys = (getattr(key, "key", getattr(key, "idx", getattr(key, "name", key))) for key in path)
-    return "_".join(map(str, keys))
+def _place(path: Sequence[Any]) -> tuple[int, Any]:
+    """Of an argument: whether it is passed by name, and its position or name."""
+    return path[0].idx, getattr(path[1], "idx", getattr(path[1], "key", None))
 
 
 def _nested(path: Sequence[Any]) -> str:
     return UnsupportedExportError.cause(
-        f"the argument `{_joined(path[1:])}` contains an object of a class that is not registered with pytree",
+        f"the argument `{joined(path[1:])}` contains an object of a class that is not registered with pytree",
         why="the arguments of an exported program are tensors, numbers, and containers of them",
         hint="pass it as a separate argument (its tensors become state of the exported program), or register its "
         "class with torch.export.register_dataclass or torch.utils.pytree",

@@ -14,6 +14,7 @@ import contextlib
 import functools
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -263,7 +264,7 @@ def _is_state(entry: GraphInput) -> bool:
 
 def _computed(module: Any, node: Node, values: Mapping[Node, Any]) -> Any:
     if node.op == "get_attr":
-        return functools.reduce(getattr, str(node.target).split("."), module)
+        return attrgetter(str(node.target))(module)
     args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
     with torch.no_grad():
         return node.target(*args, **kwargs)  # type: ignore[operator]
