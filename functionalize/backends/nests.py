@@ -94,7 +94,8 @@ def _made(parts: Iterable[Any], text: str) -> Any:
     if what == "value":
         return _decoded(rest[0])
     if what == "tuple":
-        return _tuple_of(_class_of(rest[0]), list(parts))
+        cls = _class_of(rest[0])
+        return cls(*parts) if hasattr(cls, "_fields") else cls(list(parts))  # one of torch's own takes a sequence
     entries = zip(map(_decoded, rest[0]), parts, strict=True)
     if what == "defaultdict":
         return defaultdict(_decoded(rest[1]), entries)
@@ -112,10 +113,6 @@ def steps_of(text: str) -> Sequence[Any] | None:
 def is_value(text: str) -> bool:
     """Whether a node is a value without parts."""
     return bool(json.loads(text)[0] == "value")
-
-
-def _tuple_of(kind: Any, parts: list[Any]) -> Any:
-    return kind(*parts) if hasattr(kind, "_fields") else kind(parts)  # one of torch's own takes a sequence
 
 
 pytree.register_pytree_node(

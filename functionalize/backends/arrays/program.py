@@ -25,7 +25,12 @@ from functionalize.backends.arrays.interpreter import Backend, Interpreter, Unkn
 from functionalize.backends.arrays.leaves import Leaf as _Leaf
 from functionalize.backends.arrays.leaves import in_key_order, no_array, plain
 from functionalize.backends.arrays.sizes import ArraySizes
-from functionalize.backends.preparation.new_values import changes_metadata, unlike_arrays, with_new_values
+from functionalize.backends.preparation.new_values import (
+    arguments_with_gradients,
+    changes_metadata,
+    unlike_memory,
+    with_new_values,
+)
 from functionalize.backends.preparation.shared_memory import check_one_value, passed_state, with_shared_memory
 from functionalize.backends.preparation.stopped_gradients import stopped_gradients
 from functionalize.backends.preparation.wrappers import refuse_wrappers
@@ -383,7 +388,8 @@ class ArrayProgram:
             why = changes_metadata(mutation, self.metadata, self._capture.guards.aliasing)
             if why is not None:
                 found.append((self.metadata.inputs[mutation.input].label, why))
-        found += unlike_arrays(self.metadata, self._capture.guards.aliasing)
+        found += unlike_memory(self.metadata, self._capture.guards.aliasing)
+        found += [(label, _GRADIENT_LEFT) for label in arguments_with_gradients(self.metadata)]
         found += [(label, _CHANGED_OBJECT) for label in self._changed_objects()]
         if self.metadata.gives_gradients:
             found.append(("gradients of tensors that the program makes", "a graph's results have no gradients"))
@@ -412,6 +418,7 @@ _UNKNOWN = (
     "call it outside a trace (`.jit()` compiles it and compares after each run); or do not branch on tensor values: "
     "use torch.where or torch.cond, or capture(..., is_exporting=True) for models from libraries"
 )
+_GRADIENT_LEFT = "the program leaves a gradient there, but arrays have no gradients: return it (torch.autograd.grad)"
 _CHANGED_OBJECT = (
     "a call changes this Python object, and not only its tensors; for state that the first call creates, such as an "
     "optimizer's, call the original once before the capture"

@@ -24,7 +24,7 @@ def on_cpu(graph: Graph) -> Graph:
     made, copies = Graph(), dict[Node, Node]()
     for node in graph.nodes:
         copy = copies[node] = made.node_copy(node, copies.__getitem__)
-        copy.args, copy.kwargs = pytree.tree_map(_device, (copy.args, copy.kwargs))
+        copy.args, copy.kwargs = pytree.tree_map_only(torch.device, lambda _: CPU, (copy.args, copy.kwargs))
         copy.meta["val"] = pytree.tree_map(_tensor, node.meta.get("val"))
     return made
 
@@ -38,10 +38,6 @@ def _elsewhere(node: Node) -> bool:
     leaves = pytree.tree_leaves((node.args, node.kwargs, node.meta.get("val")))
     devices = (one.device if isinstance(one, torch.Tensor) else one for one in leaves)
     return any(isinstance(one, torch.device) and one.type not in ("cpu", "meta") for one in devices)
-
-
-def _device(leaf: Any) -> Any:
-    return CPU if isinstance(leaf, torch.device) else leaf
 
 
 def _tensor(leaf: Any) -> Any:

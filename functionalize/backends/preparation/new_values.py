@@ -7,6 +7,7 @@ strides or storages change are refused.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from torch.fx import Graph, Node
@@ -97,12 +98,6 @@ def is_replaced(mutation: InputMutation, metadata: ProgramMetadata) -> bool:
     return alike and bool(mutation.writes) and not mutation.writes[0].path
 
 
-def unlike_arrays(metadata: ProgramMetadata, pattern: Sequence[Any]) -> list[tuple[str, str]]:
-    """Tensors that no arrays stand for, and why: by their memory, and by the gradients that calls leave there."""
-    why = "the program leaves a gradient there, but arrays have no gradients: return it (torch.autograd.grad)"
-    return [*unlike_memory(metadata, pattern), *((label, why) for label in arguments_with_gradients(metadata))]
-
-
 def arguments_with_gradients(metadata: ProgramMetadata) -> list[str]:
     """Arguments whose gradients the program leaves, reads or adds to: what is passed to a backend has none."""
     left = {number for number, gradient in metadata.gradients.items() if gradient is not None}
@@ -123,16 +118,8 @@ def _written(graph: Graph, whole: Node, path: list[Any], part: Node) -> Node:
     """A value with one part of it replaced: along the path to the part, and back by the rules of its views."""
     if not path:
         return part
-    (op, args), rest = path[0], path[1:]
-
-    def call(op: Any, *args: Any) -> Node:
-        return call_node(graph, op, *args)
-
-    if rest or op not in VIEW_RULES:
-        view = call(op, whole, *args)
-        source, out = Layout.of(whole.meta["val"]), Layout.of(view.meta["val"])
-    else:
-        view, source = part, Layout.of(whole.meta["val"])
-        out = Layout.of(part.meta["val"])
+    (op, args), rest, call = path[0], path[1:], partial(call_node, graph)
+    view = call(op, whole, *args) if rest else part
+    source, out = Layout.of(whole.meta["val"]), Layout.of(view.meta["val"])
     new: Node = VIEW_RULES[op](source, out, *args).inverse(call, lambda: whole, _written(graph, view, rest, part))
     return new

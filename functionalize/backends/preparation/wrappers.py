@@ -8,7 +8,8 @@ Limits: wrappers in containers that pytrees know; state stays where it is, and t
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+import operator
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -67,7 +68,7 @@ class ProgramOfParts:
         made: dict[Any, torch.Tensor] = {}  # one wrapper of the same parts
         for place, wrapping in enumerate(self._wrappings):
             if wrapping is not None:
-                parts = [_part_in(leaves[place], path) for path in wrapping.paths]
+                parts = [functools.reduce(operator.getitem, path, leaves[place]) for path in wrapping.paths]
                 key = wrapping.cls, *map(id, parts)
                 if key not in made:
                     made[key] = wrapping.wrapped(parts).requires_grad_(wrapping.requires_grad)
@@ -92,13 +93,6 @@ def _opened(value: Any) -> Any:
             within = within.setdefault(name, {})
         within[path[-1]] = plain_part(value, path)
     return parts
-
-
-def _part_in(parts: Mapping[str, Any], path: tuple[str, ...]) -> Any:
-    value: Any = parts
-    for name in path:
-        value = value[name]
-    return value
 
 
 def _is_wrapper(value: Any) -> bool:
