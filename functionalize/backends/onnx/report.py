@@ -36,38 +36,35 @@ class Report:
         lines += [f"- {step}" for step in self.done]
         lines += [] if error is None else ["- **not written**", "", "## Why", "", "```", str(error), "```"]
         if self.convention is not None and self.model is not None:
-            lines += [*self._inputs(), *self._outputs(), *self._conditions(), *self._operators()]
+            lines += [*self._inputs(self.convention), *self._outputs(self.convention)]
+            lines += [*_conditions(self.convention), *self._operators()]
         lines += ["", "## Versions", "", *(f"- {package} {_version(package)}" for package in _PACKAGES)]
         return "\n".join([*lines, ""])
 
-    def _inputs(self) -> list[str]:
-        assert self.convention is not None
-        state = {one.input: f"state `{one.target}`" for one in self.convention.state}
+    def _inputs(self, convention: Convention) -> list[str]:
+        state = {one.input: f"state `{one.target}`" for one in convention.state}
         rows = [(*_look(value), state.get(value.name, "argument")) for value in self.model.graph.inputs]
         return _table("Inputs", ("name", "type", "size", "what it is"), rows)
 
-    def _outputs(self) -> list[str]:
-        convention = self.convention
-        assert convention is not None
+    def _outputs(self, convention: Convention) -> list[str]:
         kinds = {one.output: f"the new value of `{one.input}`" for one in convention.state}
         kinds |= {output: f"`{argument}` after the call" for argument, output in convention.writes.items()}
         kinds |= {one.output: "a condition that must be true" for one in convention.checks}
         rows = [(*_look(value), kinds.get(value.name, "result")) for value in self.model.graph.outputs]
         return _table("Outputs", ("name", "type", "size", "what it is"), rows)
 
-    def _conditions(self) -> list[str]:
-        assert self.convention is not None
-        sizes = self.convention.sizes
-        lines = [f"- `{name}` is {low} to {'any' if high is None else high}" for name, (low, high) in
-                 sizes.bounds.items()]  # fmt: skip
-        lines += [f"- `{condition}`" for condition in sizes.conditions]
-        lines += [f"- `{one.output}`: {' '.join(one.message.split())}" for one in self.convention.checks]
-        return ["", "## Conditions for a call", "", *lines] if lines else []
-
     def _operators(self) -> list[str]:
         nodes = onnx_ir.traversal.RecursiveGraphIterator(self.model.graph)
         counts = Counter(f"{node.domain}::{node.op_type}" if node.domain else node.op_type for node in nodes)
         return _table("Operators", ("operator", "how many"), counts.most_common())
+
+
+def _conditions(convention: Convention) -> list[str]:
+    bounds, conditions = convention.sizes.bounds, convention.sizes.conditions
+    lines = [f"- `{name}` is {low} to {'any' if high is None else high}" for name, (low, high) in bounds.items()]
+    lines += [f"- `{condition}`" for condition in conditions]
+    lines += [f"- `{one.output}`: {' '.join(one.message.split())}" for one in convention.checks]
+    return ["", "## Conditions for a call", "", *lines] if lines else []
 
 
 @contextlib.contextmanager

@@ -190,8 +190,8 @@ def _made_up(program: ExportedProgram, known: Collection[Any]) -> Iterator[tuple
 
 
 def _translated(program: ExportedProgram, prepared: Prepared, translations: Mapping[Any, Any], opset: int) -> Any:
-    inputs = provisional(len(prepared.passed), "value")
-    outputs = [f"{name}.out" for name in provisional(len(prepared.output_names), "value")]
+    inputs = provisional(len(prepared.passed))
+    outputs = [f"{name}.out" for name in provisional(len(prepared.output_names))]
     with quiet():
         try:
             made = translate(program, translations, inputs, outputs, opset)

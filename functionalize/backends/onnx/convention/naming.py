@@ -136,9 +136,9 @@ def _in_order(size: str) -> str:
 # Values
 
 
-def provisional(count: int, what: str) -> list[str]:
+def provisional(count: int) -> list[str]:
     """Names for the translation that nothing inside of a graph has."""
-    return [f"functionalize.{what}.{number}" for number in range(count)]
+    return [f"functionalize.value.{number}" for number in range(count)]
 
 
 def rename(model: Any, inputs: Sequence[str], outputs: Sequence[str], taken: Names) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -100,22 +100,19 @@ def _may_be_less(count: Any, least: float) -> bool:
     return bool(count <= least) if type(count) is int else least > 1
 
 
-@rewrite(aten.var.correction)
-def var(values: Any, *dim: Any, **options: Any) -> Any:
-    found = var_mean(values, *dim, **options)
-    return found if found is NotImplemented else found[0]
+def _by_variance(made: Callable[[Any, Any], Any]) -> Rewrite:
+    """What is made of the variance and the mean."""
+
+    def computed(*args: Any, **options: Any) -> Any:
+        found = var_mean(*args, **options)
+        return found if found is NotImplemented else made(*found)
+
+    return computed
 
 
-@rewrite(aten.std.correction)
-def std(values: Any, *dim: Any, **options: Any) -> Any:
-    found = var_mean(values, *dim, **options)
-    return found if found is NotImplemented else found[0].sqrt()
-
-
-@rewrite(aten.std_mean.correction)
-def std_mean(values: Any, *dim: Any, **options: Any) -> Any:
-    found = var_mean(values, *dim, **options)
-    return found if found is NotImplemented else (found[0].sqrt(), found[1])
+rewrite(aten.var.correction)(_by_variance(lambda variance, _: variance))
+rewrite(aten.std.correction)(_by_variance(lambda variance, _: variance.sqrt()))
+rewrite(aten.std_mean.correction)(_by_variance(lambda variance, mean: (variance.sqrt(), mean)))
 
 
 def _may_be_none(values: Any, dims: Sequence[int]) -> bool:
