@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from functionalize.cli.description import code_of, described
+from functionalize.cli.description import described
 from functionalize.cli.exporting import FORMATS, called, format_of, loaded, summary
 from functionalize.cli.onnx_options import OnnxOptions, with_onnx_options
 from functionalize.cli.ranks import (
@@ -122,7 +122,7 @@ def trace(job: Job) -> None:
       functionalize trace my_models:make_norm f32[8,3] --call --eval
     """
     program = job.capture()
-    code, data = code_of(program), described(program)
+    code, data = program.graph_module.print_readable(print_output=False).rstrip(), described(program)
     say_code(job, code)
     say(job)
     for write in data["mutations"]:

@@ -48,10 +48,6 @@ def _mutation(mutation: Any) -> dict[str, Any]:
     }
 
 
-def code_of(program: CapturedProgram) -> str:
-    return program.graph_module.print_readable(print_output=False).rstrip()
-
-
 def _numbers(sizes: Iterable[Any]) -> list[Any]:
     """Symbols among sizes become texts."""
     return [size if isinstance(size, int) else str(size) for size in sizes]

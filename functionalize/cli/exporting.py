@@ -37,7 +37,7 @@ class Format:
     """How files of one kind are written and read."""
 
     suffix: str
-    write: Callable[[CapturedProgram, Path, Mapping[str, Any]], None]  # with options, of those formats that have some
+    write: Callable[[CapturedProgram, Path, Mapping[str, Any]], object]  # with options, of those formats that have some
     read: Callable[[Path], Loaded]
 
 
@@ -90,19 +90,11 @@ def _read_pt2(path: Path) -> Loaded:
     return Loaded(module, state, inputs)
 
 
-def _write_onnx(program: CapturedProgram, path: Path, options: Mapping[str, Any]) -> None:
-    program.to_onnx(path, **options)
-
-
 def _read_onnx(path: Path) -> Loaded:
     from functionalize.backends import onnx
 
     program = onnx.load(path)
     return Loaded(program, lambda: program.state, program.random_arguments)
-
-
-def _write_stablehlo(program: CapturedProgram, path: Path, options: Mapping[str, Any]) -> None:
-    program.to_stablehlo(path)
 
 
 def _read_stablehlo(path: Path) -> Loaded:
@@ -122,8 +114,8 @@ def _read_stablehlo(path: Path) -> Loaded:
 
 FORMATS = {
     "pt2": Format(".pt2", _write_pt2, _read_pt2),
-    "onnx": Format(".onnx", _write_onnx, _read_onnx),
-    "stablehlo": Format(".stablehlo", _write_stablehlo, _read_stablehlo),
+    "onnx": Format(".onnx", lambda program, path, options: program.to_onnx(path, **options), _read_onnx),
+    "stablehlo": Format(".stablehlo", lambda program, path, options: program.to_stablehlo(path), _read_stablehlo),
 }
 
 

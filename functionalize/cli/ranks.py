@@ -12,7 +12,7 @@ import multiprocessing
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -62,16 +62,6 @@ class RankProgram:
     numbers: tuple[int | float, ...]
 
 
-def issued_by(program: CapturedProgram) -> list[Issued]:
-    """The collectives of a program, in order."""
-    from functionalize.verify import collectives, source_line
-
-    return [
-        Issued(entry.kind, entry.group, entry.axis, entry.ranks, entry.bytes, source_line(entry.node) or "unknown")
-        for entry in collectives(program.graph_module)
-    ]
-
-
 def volume_lines(rows: Iterable[Volume]) -> Iterator[str]:
     """The volume of a program's collectives, for people."""
     for row in rows:
@@ -81,7 +71,7 @@ def volume_lines(rows: Iterable[Volume]) -> Iterator[str]:
 def captured_by_each(job: Job) -> list[RankProgram]:
     """The programs of all ranks, by rank."""
     assert job.world is not None
-    return in_processes(_captured, [job.of_rank(rank) for rank in range(job.world)])
+    return in_processes(_captured, [replace(job, rank=rank) for rank in range(job.world)])
 
 
 def in_processes(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
@@ -102,7 +92,13 @@ def _captured(job: Job) -> RankProgram:
 
 def rank_program(program: CapturedProgram) -> RankProgram:
     """What a program issues, and its graph."""
-    issued, numbers, lines = tuple(issued_by(program)), list[int | float](), []
+    from functionalize.verify import collectives, source_line
+
+    issued = tuple(
+        Issued(entry.kind, entry.group, entry.axis, entry.ranks, entry.bytes, source_line(entry.node) or "unknown")
+        for entry in collectives(program.graph_module)
+    )
+    numbers, lines = list[int | float](), []
     axes = {entry.group: entry.axis for entry in issued}
 
     def without(value: Any) -> Any:

@@ -13,7 +13,7 @@ import re
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -118,10 +118,6 @@ class Job:
         if len(made) == 2 and isinstance(made[0], (tuple, list)) and isinstance(made[1], dict):
             return tuple(made[0]), dict(made[1])
         return made, {}
-
-    def of_rank(self, rank: int) -> Job:
-        """The same for one rank of the world."""
-        return replace(self, rank=rank)
 
     def ranks(self) -> contextlib.AbstractContextManager[None]:
         """The world of ranks that the target is a part of, if there is one."""
