@@ -15,7 +15,7 @@ import torch
 from torch.fx import Node
 from torch.fx.node import map_arg
 
-from functionalize._torch import OpOverload
+from functionalize._torch import OpOverload, pytree
 from functionalize._torch.deferred import is_sole_user
 from functionalize._torch.dispatch import kernels_alone
 from functionalize.deferred.externals import Externals
@@ -56,9 +56,15 @@ class Evaluation:
                     done(node, value)
                 del value
 
+    def values(self, nodes: Iterable[Node]) -> list[Any]:
+        """The values of nodes, in the order of the program."""
+        found: list[Any] = []
+        self.run(nodes, lambda node, value: found.append(value))
+        return found
+
     def compute(self, node: Node) -> None:
         """Compute one node for its effect on a generator."""
-        Evaluation(self._root, self._draws, self._externals, self._device).run([node], lambda node, value: None)
+        Evaluation(self._root, self._draws, self._externals, self._device).values([node])
 
     def _used(self, node: Node) -> None:
         self._uses[node] -= 1
@@ -91,7 +97,7 @@ class Evaluation:
             source, *where = rest
             view(base, *where).copy_(source)
             return base
-        args, kwargs = map_arg_devices((args, kwargs), self.place)
+        args, kwargs = pytree.tree_map_only(torch.device, self.place, (args, kwargs))
         return node.target(*args, **kwargs)  # type: ignore[operator]
 
     def _may_overwrite(self, node: Node) -> bool:
@@ -136,14 +142,3 @@ def needs(wanted: Iterable[Node]) -> Mapping[Node, Sequence[Node]]:
             inputs_of[node] = inputs
             waiting += inputs
     return inputs_of
-
-
-def map_arg_devices(tree: Any, place: Callable[[torch.device], torch.device]) -> Any:
-    """Arguments with ``place`` applied to each device."""
-    if isinstance(tree, torch.device):
-        return place(tree)
-    if isinstance(tree, (list, tuple)):
-        return type(tree)(map_arg_devices(item, place) for item in tree)
-    if isinstance(tree, dict):
-        return {name: map_arg_devices(item, place) for name, item in tree.items()}
-    return tree

@@ -36,12 +36,11 @@ class External:
         total = check_sum(storage) if version is None or belongs_to_others(storage) else None
         return cls(tensor, variable_of(tensor), user_location(), version, total)
 
-    @property
-    def changed(self) -> bool:
-        """Whether its values have changed, or may have."""
-        if self.version is not None and self.tensor._version != self.version:
-            return True
-        return self.total is not None and check_sum(self.tensor.untyped_storage()) != self.total
+    def check(self) -> None:
+        """Raise if its values have changed, or may have."""
+        written = self.version is not None and self.tensor._version != self.version
+        if written or (self.total is not None and check_sum(self.tensor.untyped_storage()) != self.total):
+            raise OUTSIDE_TENSOR_CHANGED.error(self.line, tensor=self.name or name_of(self.tensor))
 
 
 class Externals:
@@ -65,8 +64,7 @@ class Externals:
     def check(self, guards: Iterable[External]) -> None:
         """Raise if a tensor has changed on which a value depends that the program has read."""
         for external in guards:
-            if external.changed:
-                raise OUTSIDE_TENSOR_CHANGED.error(external.line, tensor=external.name or name_of(external.tensor))
+            external.check()
 
     def read(self, node: Node, root: torch.nn.Module) -> Any:
         """The value that a node reads.
@@ -77,6 +75,5 @@ class Externals:
         external: External | None = node.meta.get("external")
         if external is None:
             return getattr(root, str(node.target))
-        if external.changed:
-            raise OUTSIDE_TENSOR_CHANGED.error(external.line, tensor=external.name or name_of(external.tensor))
+        external.check()
         return external.tensor

@@ -94,8 +94,7 @@ def shard_of(recording: Recording, tensor: FakeTensor, shard: Shard) -> torch.Te
         with kernels_alone():
             part = in_own_memory(source.read(recording.shard_evaluation().run(cell.node, source.window)))
     elif not layout.matches(cell.layout):
-        values: list[torch.Tensor] = []
-        recording.evaluation(torch.device("cpu")).run([cell.node], lambda node, value: values.append(value))
+        values = recording.evaluation(torch.device("cpu")).values([cell.node])
         with kernels_alone():
             whole = _at_layout(cell, values.pop(), (None, None)).as_strided(*_where(tensor))
             part = window.of(whole).clone(memory_format=torch.contiguous_format)
@@ -164,7 +163,8 @@ def _real_tensor(tensor: FakeTensor, cell: Cell) -> torch.Tensor:
     with kernels_alone(), torch.inference_mode(tensor.is_inference()):
         real = cell.made.detach()
         if tensor.dtype != cell.layout.dtype:
-            _refuse_other_dtype(cell)
+            if cell.made.dtype != cell.layout.dtype:
+                raise VIEW_OF_CONVERTED_DTYPE.error(dtype=cell.layout.dtype, to=cell.made.dtype)
             real = torch.empty(0, dtype=tensor.dtype, device=real.device).set_(
                 real.untyped_storage(), offset, size, stride
             )
@@ -186,11 +186,6 @@ def _with_attributes(tensor: FakeTensor, real: torch.Tensor) -> torch.Tensor:
             setattr(real, name, value)
     share_gradient_hooks(tensor, real)
     return real
-
-
-def _refuse_other_dtype(cell: Cell) -> None:
-    if cell.made is not None and cell.made.dtype != cell.layout.dtype:
-        raise VIEW_OF_CONVERTED_DTYPE.error(dtype=cell.layout.dtype, to=cell.made.dtype)
 
 
 def _of_class(tensor: FakeTensor, real: torch.Tensor) -> torch.Tensor:

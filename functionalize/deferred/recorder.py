@@ -23,7 +23,7 @@ class DeferredRecorder(RecordingMode):
 
     def __init__(self, factory: FakeFactory, annotate: Annotate, answer: Callable[[list[Node]], list[Any]]) -> None:
         super().__init__(factory, annotate, symbolic=False)
-        self._annotate_new, self._answer = annotate, answer
+        self._answer = answer
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         if is_data_dependent(func, args):

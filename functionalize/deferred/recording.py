@@ -92,7 +92,7 @@ class Recording:
         self._cells_read: list[tuple[Base, Cell]] = []
         self._swept = 0  # how many nodes the last sweep left
         self._context: FunctionalizationContext | None = None
-        self.mode.intercept = self._intercepted
+        self.mode.intercept = self.run  # an operation on deferred tensors outside a session
         self.mode.copied = lambda tensor, memo: self.run(copied, (tensor, memo), {})
 
     @property
@@ -143,10 +143,6 @@ class Recording:
             return result
 
         return run_call(mode, kept, args, kwargs, end, reached=[])
-
-    def _intercepted(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Record an operation on deferred tensors outside a session."""
-        return self.run(func, args, kwargs)
 
     # The end of a session
 
@@ -215,8 +211,7 @@ class Recording:
 
     def _answer(self, nodes: list[Node]) -> Any:
         """The values of nodes, computed while a program runs."""
-        values: list[Any] = []
-        self.evaluation().run(nodes, lambda node, value: values.append(value))
+        values = self.evaluation().values(nodes)
         read = [node.meta["external"] for node in needs(nodes) if "external" in node.meta]
         self._guards = tuple(dict.fromkeys((*self._guards, *read)))
         return values

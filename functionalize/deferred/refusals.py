@@ -36,12 +36,9 @@ def explained(error: Exception) -> DeferredError | None:
 def not_callable(value: object) -> TypeError:
     """The error for a value that is not callable."""
     type_name = type(value).__name__
-    made = " that exists already: pass its class, followed by the arguments" if _is_made(value) else ""
+    is_made = isinstance(value, (torch.Tensor, torch.nn.Module))
+    made = " that exists already: pass its class, followed by the arguments" if is_made else ""
     return TypeError(f"deferred_init takes a module's class or a function, and its arguments, not a {type_name}{made}")
-
-
-def _is_made(value: object) -> bool:
-    return isinstance(value, (torch.Tensor, torch.nn.Module))
 
 
 def wrong_type(function: str, expected: str, value: object) -> TypeError:

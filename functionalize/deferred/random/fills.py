@@ -59,22 +59,23 @@ class Fill:
         return self.op is _normal
 
     @property
-    def per_element(self) -> int | None:
-        """How many 32-bit numbers an element takes; None if a part of the elements cannot be drawn alone."""
+    def _counts(self) -> tuple[int, int] | None:
+        """How many 32-bit numbers the call draws, as :func:`_law` says; None where a part cannot be drawn alone."""
         if self.op not in _BY_ELEMENT or not self.spec.contiguous or _has_own_generator(self.spec.device):
             return None
-        if self.op is _normal and self.spec.numel < BLOCK:
+        if self.in_blocks and self.spec.numel < BLOCK:
             return None
-        law = _law(self.op, self.args, self.spec.dtype, self.spec.numel % BLOCK)
-        return None if law is None else law[0]
+        return _law(self.op, self.args, self.spec.dtype, self.spec.numel % BLOCK)
+
+    @property
+    def per_element(self) -> int | None:
+        """How many 32-bit numbers an element takes; None if a part of the elements cannot be drawn alone."""
+        return None if self._counts is None else self._counts[0]
 
     @property
     def draws(self) -> int | None:
         """How many 32-bit numbers the call draws; None if unknown, or if its generator keeps one for later."""
-        if self.per_element is None:
-            return None
-        law = _law(self.op, self.args, self.spec.dtype, self.spec.numel % BLOCK)
-        return None if law is None else law[0] * self.spec.numel + law[1]
+        return None if self._counts is None else self._counts[0] * self.spec.numel + self._counts[1]
 
 
 def fill_of(node: Node) -> Fill | None:

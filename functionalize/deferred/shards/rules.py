@@ -14,9 +14,9 @@ import torch
 from torch.fx import Node
 from torch.fx.node import map_arg
 
-from functionalize._torch import OpOverload
+from functionalize._torch import OpOverload, pytree
 from functionalize._torch.deferred import is_sole_user
-from functionalize.deferred.evaluation import available, map_arg_devices
+from functionalize.deferred.evaluation import available
 from functionalize.deferred.specs import Spec, spec_of
 from functionalize.ops.variants import in_place_of
 
@@ -54,14 +54,13 @@ def rule_of(target: Any) -> Rule | None:
     return _elementwise if pointwise else None
 
 
-def _applied(node: Node, needs: list[Part], args: Any = None) -> Plan:
+def _applied(node: Node, needs: list[Part]) -> Plan:
     """A plan that runs a node's own op on the parts of its arguments that it ``needs``."""
-    args = node.args if args is None else args
 
     def compute(inputs: list[Any]) -> Any:
         values = dict(zip((need for need, _ in needs), inputs, strict=True))
-        call_args, call_kwargs = map_arg((tuple(args), node.kwargs), values.__getitem__)
-        call_args, call_kwargs = map_arg_devices((call_args, call_kwargs), available)
+        call_args, call_kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
+        call_args, call_kwargs = pytree.tree_map_only(torch.device, available, (call_args, call_kwargs))
         return node.target(*call_args, **call_kwargs)  # type: ignore[operator]
 
     return needs, compute
@@ -99,15 +98,9 @@ def _same(node: Node, spec: Spec, window: Window) -> Plan | None:
     return None if source is None or spec_of(source) is None else _applied(node, [(source, window)])
 
 
-def _made(position: int | None, node: Node, spec: Spec, window: Window) -> Plan:
-    """For ops that make a tensor of one number, the argument at a position, or an uninitialized tensor (None)."""
-    value: Any = node.args[position] if position is not None and position < len(node.args) else None
-
-    def compute(inputs: list[Any]) -> torch.Tensor:
-        made = torch.empty(window.size(spec.size), dtype=spec.dtype, device=available(spec.device))
-        return made if position is None else made.fill_(value)
-
-    return [], compute
+def _uninitialized(node: Node, spec: Spec, window: Window) -> Plan:
+    size = window.size(spec.size)
+    return [], lambda inputs: torch.empty(size, dtype=spec.dtype, device=available(spec.device))
 
 
 def _number(value: float, node: Node, spec: Spec, window: Window) -> Plan:
@@ -145,7 +138,7 @@ def _viewed(node: Node, spec: Spec, window: Window) -> Plan | None:
 
 
 def _filled(node: Node, spec: Spec, window: Window) -> Plan:
-    """For ops whose result has one value in all places, whatever their first argument holds."""
+    """For ops whose result has one value in all places, their second argument."""
     value: Any = node.args[1]
     size, dtype, device = window.size(spec.size), spec.dtype, available(spec.device)
     if not isinstance(value, Node):
@@ -262,10 +255,8 @@ def _written(needs: list[Part], place: Callable[[torch.Tensor], torch.Tensor]) -
 _RULES: dict[Any, Rule] = {
     **dict.fromkeys((aten.clone.default, aten._to_copy.default, aten.lift_fresh_copy.default), _same),
     **dict.fromkeys((aten.detach.default, aten.alias.default), _same),
-    **dict.fromkeys((aten.full.default, aten.full_like.default), partial(_made, 1)),
-    **dict.fromkeys(
-        (aten.empty.memory_format, aten.empty_like.default, aten.empty_strided.default), partial(_made, None)
-    ),
+    **dict.fromkeys((aten.full.default, aten.full_like.default), _filled),
+    **dict.fromkeys((aten.empty.memory_format, aten.empty_like.default, aten.empty_strided.default), _uninitialized),
     **dict.fromkeys((aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default), partial(_number, 0)),
     **dict.fromkeys((aten.ones.default, aten.ones_like.default, aten.new_ones.default), partial(_number, 1)),
     **dict.fromkeys((aten.fill.Tensor, aten.fill.Scalar), _filled),

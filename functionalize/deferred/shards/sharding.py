@@ -75,9 +75,7 @@ class ShardEvaluation:
         return [], lambda inputs: self._whole(node, window)
 
     def _whole(self, node: Node, window: Window | None) -> Any:
-        values: list[Any] = []
-        self._evaluate().run([node], lambda node, value: values.append(value))
-        value = values.pop()
+        (value,) = self._evaluate().values([node])
         if window is None:
             return value
         part = window.of(value)
