@@ -138,7 +138,7 @@ class PrintedLine:
     values: tuple[Any, ...]  # how they are made
     options: Mapping[str, Any]  # of `print`; the file is "stdout" or "stderr", which a call looks up in `sys`
 
-    def apply(self, maker: Maker) -> None:
+    def apply(self, states: Sequence[Walked], maker: Maker) -> None:
         """Print it."""
         print(*map(maker.make, self.values), **{**self.options, "file": getattr(sys, self.options["file"])})
 
@@ -150,7 +150,7 @@ class LoggedRecord:
     values: tuple[Any, ...]  # how the message and its arguments are made
     about: tuple[logging.Logger, logging.LogRecord]  # those of the capture
 
-    def apply(self, maker: Maker) -> None:
+    def apply(self, states: Sequence[Walked], maker: Maker) -> None:
         """Log it, with the time of the call."""
         logger, record = self.about
         message, *args = map(maker.make, self.values)
@@ -174,11 +174,5 @@ class LeftInObjects:
 
     def apply(self, states: Sequence[Walked], maker: Maker) -> None:
         """Make the same changes to a call's own objects, then print."""
-        for effect in self.side_effects:
-            effect.apply(states, maker)
-        for step in self.steps:
-            step.apply(states, maker)
-        for backward in self.backwards:
-            backward.apply(states, maker)
-        for line in self.lines:
-            line.apply(maker)
+        for change in (*self.side_effects, *self.steps, *self.backwards, *self.lines):
+            change.apply(states, maker)
