@@ -13,23 +13,12 @@ from typing import Any
 import torch
 
 aten = torch.ops.aten
+_FORWARD = aten._scaled_dot_product_flash_attention_for_cpu.default
+_BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 
 
-def _attention(
-    query: Any, key: Any, value: Any, dropout: float, is_causal: bool, mask: Any, scale: float | None
-) -> Any:
-    if dropout:
-        return NotImplemented
-    options = {"attn_mask": mask, "scale": scale}
-    return aten._scaled_dot_product_flash_attention_for_cpu.default(query, key, value, 0.0, is_causal, **options)
-
-
-def _gradients(gradient: Any, *tensors: Any, dropout: float, is_causal: bool, mask: Any, scale: float | None) -> Any:
-    if dropout:
-        return NotImplemented
-    options = {"attn_mask": mask, "scale": scale}
-    op = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
-    return op(gradient, *tensors, 0.0, is_causal, **options)
+def _on_cpu(op: Any, tensors: Sequence[Any], dropout: float, is_causal: bool, mask: Any, scale: float | None) -> Any:
+    return NotImplemented if dropout else op(*tensors, 0.0, is_causal, attn_mask=mask, scale=scale)
 
 
 def _unread(like: Any) -> Any:
@@ -40,7 +29,7 @@ def efficient_attention(
     query: Any, key: Any, value: Any, mask: Any, keeps: bool, dropout: float = 0.0, is_causal: bool = False, *,
     scale: float | None = None,
 ) -> Any:  # fmt: skip
-    found = _attention(query, key, value, dropout, is_causal, mask, scale)
+    found = _on_cpu(_FORWARD, (query, key, value), dropout, is_causal, mask, scale)
     return found if found is NotImplemented else (*found, _unread(query), _unread(query))
 
 
@@ -51,8 +40,7 @@ def efficient_attention_backward(
     """Of the mask there is no gradient here."""
     if wanted[3] and mask is not None:
         return NotImplemented
-    options: dict[str, Any] = {"dropout": dropout, "is_causal": is_causal, "mask": mask, "scale": scale}
-    found = _gradients(gradient, query, key, value, out, total, **options)
+    found = _on_cpu(_BACKWARD, (gradient, query, key, value, out, total), dropout, is_causal, mask, scale)
     return found if found is NotImplemented else (*found, query.new_zeros([0]))
 
 
@@ -60,7 +48,7 @@ def flash_attention(
     query: Any, key: Any, value: Any, dropout: float = 0.0, is_causal: bool = False, debugs: bool = False, *,
     scale: float | None = None,
 ) -> Any:  # fmt: skip
-    found = NotImplemented if debugs else _attention(query, key, value, dropout, is_causal, None, scale)
+    found = NotImplemented if debugs else _on_cpu(_FORWARD, (query, key, value), dropout, is_causal, None, scale)
     return found if found is NotImplemented else _with_lengths(found, query, key)
 
 
@@ -68,15 +56,14 @@ def flash_attention_backward(
     gradient: Any, query: Any, key: Any, value: Any, out: Any, total: Any, lengths: Any, others: Any, longest: Any,
     longest_key: Any, dropout: float, is_causal: bool, seed: Any, offset: Any, *, scale: float | None = None,
 ) -> Any:  # fmt: skip
-    options: dict[str, Any] = {"dropout": dropout, "is_causal": is_causal, "mask": None, "scale": scale}
-    return _gradients(gradient, query, key, value, out, total, **options)
+    return _on_cpu(_BACKWARD, (gradient, query, key, value, out, total), dropout, is_causal, None, scale)
 
 
 def cudnn_attention(
     query: Any, key: Any, value: Any, mask: Any, keeps: bool, dropout: float = 0.0, is_causal: bool = False,
     debugs: bool = False, *, scale: float | None = None,
 ) -> Any:  # fmt: skip
-    found = NotImplemented if debugs else _attention(query, key, value, dropout, is_causal, mask, scale)
+    found = NotImplemented if debugs else _on_cpu(_FORWARD, (query, key, value), dropout, is_causal, mask, scale)
     return found if found is NotImplemented else _with_lengths(found, query, key)
 
 
@@ -85,8 +72,7 @@ def cudnn_attention_backward(
     lengths: Any, others: Any, longest: Any, longest_key: Any, dropout: float, is_causal: bool, *,
     scale: float | None = None,
 ) -> Any:  # fmt: skip
-    options: dict[str, Any] = {"dropout": dropout, "is_causal": is_causal, "mask": mask, "scale": scale}
-    return _gradients(gradient, query, key, value, out, total, **options)
+    return _on_cpu(_BACKWARD, (gradient, query, key, value, out, total), dropout, is_causal, mask, scale)
 
 
 def _with_lengths(found: Any, query: Any, key: Any) -> Any:
