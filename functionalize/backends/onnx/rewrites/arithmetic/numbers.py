@@ -8,31 +8,27 @@ the engine's.
 from __future__ import annotations
 
 import math
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import torch
 
+from functionalize.backends.decompositions.opmath import wide
 from functionalize.backends.onnx.rewrites.registry import Rewrite, rewrite, tensor_of
 
 aten = torch.ops.aten
-_SHORT = (torch.float16, torch.bfloat16)
 
 
-def _wide(x: Any) -> Any:
-    return x.float() if x.dtype in _SHORT else x
-
-
-def _of_floats(function: Rewrite) -> Rewrite:
-    """Of tensors and numbers of one dtype of floats, which is the result's."""
+def _of_floats(function: Rewrite, *, alone: bool = False) -> Rewrite:
+    """Of tensors and numbers of one dtype of floats, which is the result's; whole ones, unless ``alone``, as floats."""
 
     @wraps(function)
     def computed(*args: Any) -> Any:
         dtype = torch.result_type(*args) if len(args) > 1 else args[0].dtype
-        if dtype.is_complex:
+        if dtype.is_complex or (alone and not dtype.is_floating_point):
             return NotImplemented
         dtype = dtype if dtype.is_floating_point else torch.get_default_dtype()
-        return function(*(_wide(tensor_of(one, dtype)) for one in args)).to(dtype)
+        return function(*(wide(tensor_of(one, dtype)) for one in args)).to(dtype)
 
     return computed
 
@@ -116,23 +112,6 @@ def logaddexp2(one: Any, other: Any) -> Any:
     return _joined(one, other, 2)
 
 
-@rewrite(aten.logcumsumexp.default)
-def logcumsumexp(x: Any, dim: int) -> Any:
-    """Joined with what is 1, 2, 4, ... places before; where the arguments tell the size, all before at once."""
-    if not x.dim() or x.is_complex():
-        return x.clone() if not x.dim() else NotImplemented
-    size, found, reach = x.size(dim), _wide(x), 1
-    if type(size) is not int:
-        places = aten.arange.default(size)
-        seen = places.unsqueeze(0) <= places.unsqueeze(1)
-        before = found.movedim(dim, -1).unsqueeze(-2)
-        return aten.where.ScalarOther(seen, before, float("-inf")).logsumexp(-1).movedim(-1, dim).to(x.dtype)
-    while reach < size:
-        joined = logaddexp(found.narrow(dim, reach, size - reach), found.narrow(dim, 0, size - reach))
-        found, reach = torch.cat([found.narrow(dim, 0, reach), joined], dim), 2 * reach
-    return found.to(x.dtype)
-
-
 # Of (1 + 2x) erfcx(x), by Chebyshev's polynomials of (x - k) / (x + k).
 _MIDDLE = 2.5
 _SERIES = (
@@ -172,7 +151,7 @@ def erfc(x: Any) -> Any:
 @rewrite(aten.signbit.default)
 def signbit(x: Any) -> Any:
     """Of zeros, by the infinity that they are the reciprocals of."""
-    x = _wide(x)
+    x = wide(x)
     return torch.where(x == 0, x.reciprocal(), x) < 0 if x.dtype.is_floating_point else NotImplemented
 
 
@@ -214,24 +193,19 @@ rewrite(aten.fmax.default)(_of_numbers(aten.maximum.default))
 rewrite(aten.fmin.default)(_of_numbers(aten.minimum.default))
 
 
+_of_floats_alone = partial(_of_floats, alone=True)
+
+
 @rewrite(aten.sign.default, aten.sgn.default)
+@_of_floats_alone
 def sign(x: Any) -> Any:
     """Zero where there is NaN."""
-    return _sign(x) if x.dtype.is_floating_point else NotImplemented
-
-
-@_of_floats
-def _sign(x: Any) -> Any:
     return (x > 0).to(x.dtype) - (x < 0).to(x.dtype)
 
 
 @rewrite(aten.heaviside.default)
+@_of_floats_alone
 def heaviside(x: Any, at_zero: Any) -> Any:
-    return _heaviside(x, at_zero) if x.dtype.is_floating_point else NotImplemented
-
-
-@_of_floats
-def _heaviside(x: Any, at_zero: Any) -> Any:
     return torch.where(x == 0, at_zero, (x > 0).to(x.dtype))
 
 
@@ -259,13 +233,9 @@ def _angle(x: Any) -> Any:
 
 
 @rewrite(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor)
+@_of_floats_alone
 def remainder(one: Any, other: Any) -> Any:
     """Of floats: by the rest of the division towards zero, which is exact."""
-    return _remainder(one, other) if torch.result_type(one, other).is_floating_point else NotImplemented
-
-
-@_of_floats
-def _remainder(one: Any, other: Any) -> Any:
     rest = aten.fmod.Tensor(one, other)
     below = aten.logical_and.default(rest != 0, aten.ne.Tensor(other < 0, rest < 0))
     return torch.where(below, rest + other, rest)

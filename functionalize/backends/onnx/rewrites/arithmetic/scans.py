@@ -13,6 +13,8 @@ from typing import Any
 import torch
 
 from functionalize._torch.onnx import higher_order_scan
+from functionalize.backends.decompositions.opmath import wide
+from functionalize.backends.onnx.rewrites.arithmetic.numbers import logaddexp
 from functionalize.backends.onnx.rewrites.registry import Rewrite, rewrite
 
 aten = torch.ops.aten
@@ -54,6 +56,20 @@ def _doubling(joined: Callable[[Any, Any], Any], found: tuple[Any, ...], dim: in
         found = tuple(torch.cat([one.narrow(dim, 0, reach), more], dim) for one, more in pairs)
         reach *= 2
     return tuple(map(aten.clone.default, found))
+
+
+@rewrite(aten.logcumsumexp.default)
+def logcumsumexp(x: Any, dim: int) -> Any:
+    """Where the arguments tell the size, all before at once."""
+    if not x.dim() or x.is_complex():
+        return x.clone() if not x.dim() else NotImplemented
+    size, found = x.size(dim), wide(x)
+    if type(size) is int:
+        return _doubling(lambda before, now: (logaddexp(now[0], before[0]),), (found,), dim)[0].to(x.dtype)
+    places = aten.arange.default(size)
+    seen = places.unsqueeze(0) <= places.unsqueeze(1)
+    before = found.movedim(dim, -1).unsqueeze(-2)
+    return aten.where.ScalarOther(seen, before, float("-inf")).logsumexp(-1).movedim(-1, dim).to(x.dtype)
 
 
 def _extreme(compare: Any) -> Rewrite:
