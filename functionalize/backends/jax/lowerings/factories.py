@@ -5,7 +5,8 @@ Invariant: the dtype is the one that torch found, defaults among it; what is not
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -25,16 +26,6 @@ def full(call: Call, size: Sequence[int], fill_value: Any, **_: Any) -> Array:
     return jnp.full(tuple(size), cast(fill_value, call.dtype))
 
 
-@lowering(aten.full_like, takes_call=True)
-def full_like(call: Call, x: Array, fill_value: Any, **_: Any) -> Array:
-    return jnp.full(x.shape, cast(fill_value, call.dtype))
-
-
-@lowering(aten.new_full, takes_call=True)
-def new_full(call: Call, x: Array, size: Sequence[int], fill_value: Any, **_: Any) -> Array:
-    return jnp.full(tuple(size), cast(fill_value, call.dtype))
-
-
 @lowering(aten.zeros.default, aten.empty.memory_format, aten.empty_strided, aten.empty_permuted, takes_call=True)
 def zeros(call: Call, size: Sequence[int], *_: Any, **__: Any) -> Array:
     return jnp.zeros(tuple(size), call.dtype)
@@ -45,24 +36,21 @@ def ones(call: Call, size: Sequence[int], **_: Any) -> Array:
     return jnp.ones(tuple(size), call.dtype)
 
 
-@lowering(aten.zeros_like, aten.empty_like, takes_call=True)
-def zeros_like(call: Call, x: Array, **_: Any) -> Array:
-    return jnp.zeros(x.shape, call.dtype)
+def _like(make: Callable[..., Array], call: Call, x: Array, *args: Any, **options: Any) -> Array:
+    return make(call, x.shape, *args, **options)
 
 
-@lowering(aten.ones_like, takes_call=True)
-def ones_like(call: Call, x: Array, **_: Any) -> Array:
-    return jnp.ones(x.shape, call.dtype)
+def _new(make: Callable[..., Array], call: Call, x: Array, *args: Any, **options: Any) -> Array:
+    return make(call, *args, **options)
 
 
-@lowering(aten.new_zeros, aten.new_empty, aten.new_empty_strided, takes_call=True)
-def new_zeros(call: Call, x: Array, size: Sequence[int], *_: Any, **__: Any) -> Array:
-    return jnp.zeros(tuple(size), call.dtype)
-
-
-@lowering(aten.new_ones, takes_call=True)
-def new_ones(call: Call, x: Array, size: Sequence[int], **_: Any) -> Array:
-    return jnp.ones(tuple(size), call.dtype)
+for _make, _likes, _news in (
+    (full, (aten.full_like,), (aten.new_full,)),
+    (zeros, (aten.zeros_like, aten.empty_like), (aten.new_zeros, aten.new_empty, aten.new_empty_strided)),
+    (ones, (aten.ones_like,), (aten.new_ones,)),
+):
+    lowering(*_likes, takes_call=True)(partial(_like, _make))
+    lowering(*_news, takes_call=True)(partial(_new, _make))
 
 
 @lowering(aten.scalar_tensor, takes_call=True)

@@ -268,17 +268,12 @@ def power(x: Array, y: Array) -> Array:
     return jnp.where(y < 0, inverse, jnp.power(x, jnp.maximum(y, 0)))
 
 
-@lowering(aten.clamp)
+@lowering(aten.clamp, aten.clamp_min)
 def clamp(x: Array, min: Any = None, max: Any = None) -> Array:
     given = [bound for bound in (min, max) if bound is not None]
     x, *bounds = promoted(x, *given)
     low = None if min is None else bounds[0]
     return derivatives.bounded(x, low, None if max is None else bounds[-1])
-
-
-@lowering(aten.clamp_min)
-def clamp_min(x: Array, min: Any) -> Array:
-    return clamp(x, min)
 
 
 @lowering(aten.clamp_max)
