@@ -146,14 +146,19 @@ def _step(loss_of: Callable[..., Tensor], module: torch.nn.Module, batch: Any, o
     return step, (parameters, buffers, _optimizer_state(optimizer, parameters), *batch)
 
 
-def _mlp_step(optimizer: str, kernel: str) -> Program:
+def _mlp() -> tuple[torch.nn.Module, Tensor, Tensor]:
     module = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    return module, torch.randn(3, 4), torch.randn(3, 2)
+
+
+def _mlp_step(optimizer: str, kernel: str) -> Program:
+    module, *batch = _mlp()
 
     def loss_of(module: torch.nn.Module, state: Any, inputs: Tensor, targets: Tensor) -> Tensor:
         outputs = functional_call(module, state, (inputs,))
         return torch.nn.functional.mse_loss(outputs, targets)
 
-    return _step(loss_of, module, (torch.randn(3, 4), torch.randn(3, 2)), optimizer, kernel)
+    return _step(loss_of, module, tuple(batch), optimizer, kernel)
 
 
 def _resnet_step(optimizer: str, kernel: str) -> Program:
@@ -183,11 +188,6 @@ def _func_grad_step(module: torch.nn.Module, *batch: Tensor) -> Program:
 
     momenta = {name: torch.full_like(p, 0.01) for name, p in parameters.items()}
     return step, (parameters, buffers, momenta, *batch)
-
-
-def _mlp_func_step() -> Program:
-    module = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
-    return _func_grad_step(module, torch.randn(3, 4), torch.randn(3, 2))
 
 
 def _convolution_func_step() -> Program:
@@ -284,7 +284,7 @@ def _training_models() -> Iterator[Model]:
 MODELS = (
     *_transformers_models(),
     *_training_models(),
-    Model("mlp-func-step", _mlp_func_step),
+    Model("mlp-func-step", lambda: _func_grad_step(*_mlp())),
     Model("convolution-func-step", _convolution_func_step),
     Model("kv-cache-decode", kv_cache_decode),
     Model("lstm", _lstm),
