@@ -58,7 +58,8 @@ from functionalize.python_state.traversal_rules import (
 
 HOOKS_OF_MODULES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 ATTRIBUTES_OF_MODULES = frozenset(torch.nn.Module().__dict__)
-_hooks_of, _is_of_torch = itemgetter(*HOOKS_OF_MODULES), ATTRIBUTES_OF_MODULES.__contains__
+_hooks_of = itemgetter(*HOOKS_OF_MODULES)
+_is_of_torch = ATTRIBUTES_OF_MODULES.difference({"training"}).__contains__  # a program may give this another value
 _NOT_SAVED = "_non_persistent_buffers_set"  # names of a module's buffers that are not in its state_dict
 _WHOLE = (*OPAQUE, torch.Tensor, torch.nn.Module, torch.optim.Optimizer)  # compared by identity
 # Flags of classes.

@@ -58,8 +58,7 @@ from functionalize.runtime.guards.guard import WHEN, CallInputs, FastCode, Guard
 from functionalize.runtime.metadata import OutputAlias, ProgramMetadata
 from functionalize.runtime.outputs.side_effects import SideEffect
 
-_OF_ALL_MODULES = ("training", *HOOKS_OF_MODULES)
-_OF_MODULES = ATTRIBUTES_OF_MODULES.difference(_OF_ALL_MODULES)
+_OF_MODULES = ATTRIBUTES_OF_MODULES.difference(("training", *HOOKS_OF_MODULES))
 _ASSIGNABLE = 1 << 9  # the flag of classes that a program can give an object instead of its own
 LENGTH = object()  # in the place of a key: how many entries a container has
 ORDER = object()  # likewise: its keys, in order
@@ -201,9 +200,9 @@ class _Module(NamedTuple):
                 yield _guard((path, name, source, name, value, frozen(value, {})))
             elif name in rows:
                 yield rows[name]
-            elif name in _OF_ALL_MODULES and not (id(value) in self.entered or isinstance(value, torch.Tensor)):
-                is_hooks = name in HOOKS_OF_MODULES and type(value) in EMPTY  # which were empty: others are entered
-                content = EMPTY[type(value)] if is_hooks else frozen(value, {})
+            elif name in HOOKS_OF_MODULES and id(value) not in self.entered:
+                was_empty = type(value) in EMPTY  # others are entered
+                content = EMPTY[type(value)] if was_empty else frozen(value, {})
                 yield _guard((path, name, source, name, value, content))
 
 
