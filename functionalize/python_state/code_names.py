@@ -26,6 +26,7 @@ from functionalize.python_state.walk import is_module
 CONSTRUCTORS = frozenset({"__init__", "__new__", "__post_init__", "__setstate__"})
 _STORE_GLOBAL, _STORE_ATTR = opmap["STORE_GLOBAL"], opmap["STORE_ATTR"]
 _GIVE_ATTRIBUTES = frozenset({"setattr", "delattr", "vars", "__setattr__", "__dict__"})  # names of what does, too
+_GET_ATTRIBUTES = frozenset({"getattr", "__getattribute__", "attrgetter", "methodcaller"})  # of what gets them by name
 _LOAD_GLOBAL, _EXTENDED_ARG = opmap["LOAD_GLOBAL"], opmap["EXTENDED_ARG"]
 _MATCHES = {opmap[name] for name in ("CHECK_EXC_MATCH", "CHECK_EG_MATCH", "JUMP_IF_NOT_EXC_MATCH") if name in opmap}
 _CAUGHT, _POP_TOP = opmap.get("PUSH_EXC_INFO"), opmap["POP_TOP"]
@@ -146,6 +147,7 @@ class Names(NamedTuple):
     loaded: list[str]  # globals that it reads
     stored: list[str]  # globals that it writes
     gives_attributes: bool  # whether it assigns attributes of any object
+    computes: bool  # whether it gets attributes whose names are not constants
 
 
 @functools.lru_cache(maxsize=1 << 12)
@@ -156,10 +158,33 @@ def names_in(code: types.CodeType) -> Names:
     writes = _STORE_GLOBAL in opcodes
     stored = [step.argval for step in instructions(code) if step.opcode == _STORE_GLOBAL] if writes else []
     gives = _STORE_ATTR in opcodes or not _GIVE_ATTRIBUTES.isdisjoint(code.co_names)
-    own = list(code.co_names), [*_loaded(code)], stored, gives
-    others = [(names.all, names.loaded, names.stored, names.gives_attributes) for names in map(names_in, inner)]
-    named, loaded, written, gives = zip(own, *others, strict=True)
-    return Names(_once(named), _once(loaded), _once(written), any(gives))
+    gets = not _GET_ATTRIBUTES.isdisjoint(code.co_names)
+    texts = [text for text in code.co_consts if type(text) is str and text.isidentifier()] if gets else []
+    own = Names([*code.co_names, *texts], [*_loaded(code)], stored, gives, gets and _computes(code))
+    named, loaded, written, giving, computing = zip(own, *map(names_in, inner), strict=True)
+    return Names(_once(named), _once(loaded), _once(written), any(giving), any(computing))
+
+
+def _computes(code: types.CodeType) -> bool:
+    """Whether some `getattr` of code is called with a name that is not a constant, or is not called where it is named.
+
+    Arguments are followed by how many values instructions leave on the stack, without jumps.
+    """
+    import dis  # few programs need it
+
+    steps = instructions(code)
+    for start, load in enumerate(steps):
+        if load.argval != "getattr" or not load.opname.startswith("LOAD_"):
+            continue
+        count, last = 0, dict[int, Any]()  # how many arguments there are; of each count, the instruction that left it
+        for step in steps[start + 1 :]:
+            count += dis.stack_effect(step.opcode, step.arg, jump=False)
+            if count <= 0 and last:
+                break
+            last[count] = step
+        if 2 not in last or not isinstance(last[2].argval, str) or last[2].opcode not in dis.hasconst:
+            return True
+    return False
 
 
 def _once(lists: Iterable[list[str]]) -> list[str]:

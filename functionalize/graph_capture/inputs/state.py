@@ -72,6 +72,7 @@ class ProgramCode:
         self.all: set[types.CodeType] = set()  # of the functions
         self.names: set[str] = set()  # in that code
         self.catches = False  # whether code of the program's own catches errors
+        self.computes = False  # whether such code gets attributes whose names are not constants
         # By name, the globals of functions that use it.
         self.asking: dict[str, dict[int, Any]] = {name: {} for name in _ASKED}
         # On what it depends which code runs: by function, or by class and base class.
@@ -92,6 +93,7 @@ class ProgramCode:
             self.converting[id(function)] = function
         if is_own(function.__module__ or ""):
             self.catches = self.catches or catches(code)
+            self.computes = self.computes or names.computes
             self.decisive[id(function), 0] = Code.of(function.__qualname__, function, _OF_FUNCTIONS)
         return names
 
@@ -247,7 +249,7 @@ class Follower:
 
     def _follow_methods(self, methods: Methods, names: Set[str] = frozenset()) -> None:
         """Follow the methods of a class; ``names``: methods of a module that may be called, besides ``forward``."""
-        added = methods.further(names)
+        added = methods.further(names, self.code.computes)
         for cls, guarded in methods.guarded.items():
             self.code.decisive[id(methods.kind), id(cls)] = Code.of(cls.__qualname__, cls, tuple(guarded))
         for _, method in added:
@@ -288,6 +290,8 @@ class Follower:
                 return
             self._followed[id(func)] = func
         layers = callables_behind(func)
+        for layer in layers:
+            self._name_class(type(layer))
         functions = functions_among(layers)
         marks = own = False
         for function in functions:

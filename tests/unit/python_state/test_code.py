@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 import types
 import weakref
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from functionalize import InputMismatchError, capture
+from functionalize.python_state.code_names import names_in
 
 Change = Callable[[], Any]
 Program = Callable[[Tensor], Any]
@@ -350,7 +352,79 @@ def slots_of_a_module() -> World:
     return net, changes
 
 
+def methods_whose_names_are_computed() -> World:
+    holder = types.SimpleNamespace(k=2)
+
+    class Net(torch.nn.Module):
+        method = "shift"
+
+        def shift(self, x: Tensor) -> Any:
+            return x + 1
+
+        def scale(self, x: Tensor) -> Any:
+            return x * holder.k
+
+        def forward(self, x: Tensor) -> Any:
+            return getattr(self, self.method)(x) + operator.methodcaller("scale", x)(self)
+
+    changes = [lambda: setattr(Net, "shift", lambda self, x: x + 5), lambda: setattr(holder, "k", 3)]
+    return Net(), changes
+
+
+def forward_between_a_class_and_a_library() -> World:
+    class Rectified(torch.nn.ReLU):
+        pass
+
+    class Net(Rectified):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * 2
+
+    return Net(), [lambda: setattr(Rectified, "forward", lambda self, x: x * 3)]
+
+
+def the_call_of_a_partial() -> World:
+    class Bound(functools.partial[Any]):
+        pass
+
+    bound: Any = Bound(torch.mul, 2)
+    return bound, [lambda: setattr(Bound, "__call__", lambda self, x: x * 3)]
+
+
+def methods_that_python_calls() -> World:
+    class Net(torch.nn.Module):
+        def __getattr__(self, name: str) -> Any:
+            return 2 if name == "scale" else super().__getattr__(name)
+
+        def __len__(self) -> int:
+            return 3
+
+        def forward(self, x: Tensor) -> Any:
+            return x * self.scale + len(self)
+
+    attribute = torch.nn.Module.__getattr__
+    changes: list[Change] = [
+        lambda: setattr(Net, "__len__", lambda self: 7),
+        lambda: setattr(Net, "__getattr__", lambda self, name: 5 if name == "scale" else attribute(self, name)),
+    ]
+    return Net(), changes
+
+
+def a_tensor_that_says_whether_a_module_trains() -> World:
+    class Net(torch.nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * 2 if self.training else x * 3
+
+    net: Any = Net()
+    net.training = torch.tensor(True)
+    return net, [lambda: net.training.fill_(False), lambda: setattr(net, "training", torch.tensor(True)), net.eval]
+
+
 WORLDS = [
+    methods_whose_names_are_computed,
+    forward_between_a_class_and_a_library,
+    the_call_of_a_partial,
+    methods_that_python_calls,
+    a_tensor_that_says_whether_a_module_trains,
     methods_of_all_kinds,
     the_call_of_a_module,
     slots_of_a_module,
@@ -413,3 +487,18 @@ def test_masks_of_libraries_are_those_of_eager() -> None:
         return x * 2 if masking.is_fake_tensor(x) else x * 3
 
     assert capture(program, (torch.ones(2),))(torch.ones(2)).tolist() == [3, 3]
+
+
+@pytest.mark.parametrize(
+    ("source", "computes"),
+    [
+        ("getattr(m, 'scale')(x, n)", False),
+        ("getattr(m.of(x), 'scale', getattr(m, 'shift', x + 1))", False),
+        ("getattr(m, n)", True),
+        ("getattr(m, 'sca' + n)(x, 'scale')", True),
+        ("getattr(m, f'scale_{n}', 'scale')", True),
+        ("map(getattr, m, n)", True),
+    ],
+)
+def test_names_that_code_computes(source: str, computes: bool) -> None:
+    assert names_in(eval(f"lambda m, n, x: {source}").__code__).computes is computes
