@@ -65,6 +65,7 @@ from functionalize.tracing.fakeify import fakes_of
 from functionalize.tracing.metas import METAS
 from functionalize.transform.api import run_call
 from functionalize.transform.borrowed_memory import BorrowedMemory
+from functionalize.transform.functions.numbers import Conversions
 from functionalize.transform.gradients.autograd_notes import Questions
 
 
@@ -260,6 +261,8 @@ class CaptureSession(RecordingSession):
             run_patches.patches() as patches,
             symbols_expected(environment, patches.install_later, at_once=bool(self._sizes)),
             types.used(),
+            # A program may catch the error of an option that is no plain bool.
+            Conversions.deciding(Conversions.decide, bools=code.catches),
             self._attributes.running(),
             HooksLeft(self.states) as hooks,
             texts.kept(),

@@ -206,9 +206,16 @@ def _loaded(code: types.CodeType) -> Iterator[str]:
 
 @functools.lru_cache(maxsize=1 << 12)
 def catches(code: types.CodeType) -> bool:
-    """Whether code, or code of functions in it, has an `except`; in Python 3.10, one without a class is not seen."""
+    """Whether code, or code of functions in it, has an `except` or suppresses errors.
+
+    In Python 3.10, an `except` without a class is not seen.
+    """
     opcodes = code.co_code[::2]
-    if not _MATCHES.isdisjoint(opcodes) or any(pair == (_CAUGHT, _POP_TOP) for pair in itertools.pairwise(opcodes)):
+    if (
+        not _MATCHES.isdisjoint(opcodes)
+        or "suppress" in code.co_names
+        or any(pair == (_CAUGHT, _POP_TOP) for pair in itertools.pairwise(opcodes))
+    ):
         return True
     return any(catches(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
 

@@ -34,21 +34,28 @@ _NUMBERS = (int, float, *SYMBOLS)
 class Conversions:
     """Conversions of data-dependent numbers, for code that takes only plain numbers: to symbols, or by decisions.
 
-    Where they are decisions, comparisons are as well.
+    Where they are decisions, bools are as well: results of comparisons, and elements of tensors.
     """
 
     count = 0  # of the conversions to symbols
     decide = False
+    decide_bools = False
 
     @staticmethod
     @contextlib.contextmanager
-    def deciding(decide: bool) -> Iterator[None]:
-        """Set whether all conversions are decisions."""
-        before, Conversions.decide = Conversions.decide, decide
+    def deciding(decide: bool, bools: bool = False) -> Iterator[None]:
+        """Set whether all conversions are decisions; ``bools``: whether bools are, in any case."""
+        before = Conversions.decide, Conversions.decide_bools
+        Conversions.decide, Conversions.decide_bools = decide, decide or bools
         try:
             yield
         finally:
-            Conversions.decide = before
+            Conversions.decide, Conversions.decide_bools = before
+
+    @staticmethod
+    def of_bool(answer: Any) -> Any:
+        """A data-dependent bool as it is, or as a decision."""
+        return bool(answer) if Conversions.decide_bools and isinstance(answer, torch.SymBool) else answer
 
 
 def _integer(tensor: torch.Tensor) -> int:
@@ -60,9 +67,8 @@ def _integer(tensor: torch.Tensor) -> int:
 
 
 def _item(tensor: torch.Tensor) -> Any:
-    """``tensor.item()``: of a bool it is a decision where comparisons are."""
-    number: Any = torch.Tensor.item(tensor)
-    return bool(number) if Conversions.decide and isinstance(number, torch.SymBool) else number
+    """``tensor.item()``: of a bool it may be a decision."""
+    return Conversions.of_bool(torch.Tensor.item(tensor))
 
 
 def _boolean(input: torch.Tensor) -> bool:

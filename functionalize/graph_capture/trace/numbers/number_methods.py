@@ -75,7 +75,7 @@ def rows_for_methods(tracer: Any, environment: Any, texts: Texts, hashed: Hashed
             yield Patch(cls, name, partial(values.method, name, of_value))
         yield Patch(cls, "__eq__", partial(values.comparison, of_value))
         yield Patch.by(property(partial(_class_of, of_value)), cls, "__class__", shared=True)
-    if Conversions.decide:
+    if Conversions.decide_bools:
         yield from _rows_for_conditions()
 
 
@@ -111,7 +111,11 @@ def rest(number: float) -> float:
 def _rows_for_floats_and_integers(tracer: Any) -> Iterator[Patch]:
     """Methods of torch's that ask for the value, or return something else than Python's."""
     integer: Any = torch.SymInt
-    yield Patch.by(lambda number: opaque_float(tracer, rest, (number,)) == 0, torch.SymFloat, "is_integer")
+
+    def is_integer(number: Any) -> Any:
+        return Conversions.of_bool(opaque_float(tracer, rest, (number,)) == 0)
+
+    yield Patch.by(is_integer, torch.SymFloat, "is_integer")
     yield Patch(torch.SymFloat, "__pow__", partial(_power, tracer))
     for name in ("__floor__", "__ceil__", "__trunc__"):
         if name in vars(integer):

@@ -19,6 +19,7 @@ import torch
 from functionalize._torch.symbols.traced_symbols import compared, opaque_float
 from functionalize._torch.tensors import SYMBOLS
 from functionalize.patches import Patch
+from functionalize.transform.functions.numbers import Conversions
 
 _EXPONENTIALS = ("exp", "exp2", "expm1", "log", "log10", "log1p", "log2", "pow", "sqrt", "cbrt")
 _CIRCULAR = ("acos", "asin", "atan", "atan2", "cos", "sin", "tan", "degrees", "radians")
@@ -41,7 +42,7 @@ def rows_for_math(tracer: Any) -> Iterator[Patch]:
 def _symbolic(tracer: Any, symbol_of: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
     def called(*args: Any, **options: Any) -> Any:
         symbolic = not options and any(isinstance(arg, SYMBOLS) for arg in args)
-        return symbol_of(tracer, function, args) if symbolic else function(*args, **options)
+        return Conversions.of_bool(symbol_of(tracer, function, args)) if symbolic else function(*args, **options)
 
     return called
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -110,6 +112,7 @@ def test_the_least_of_one_number(choose: Callable[..., Any]) -> None:
         lambda x: x.sum(0, keepdim=x.any().item()),
         lambda x: x.sum(0, keepdim=0 < x.sum().item() < 5),
         lambda x: x.sum(0, keepdim=(x.sum().item() != 1) & (x.max().item() == 1)),
+        lambda x: x.sum(0, keepdim=x.mean().item().is_integer() and math.isfinite(x.sum().item())),
         lambda x: x.sort(descending=x.sum().item() > 1)[0],
         lambda x: torch.nn.functional.dropout(x, 0.5, x.sum().item() > 100),
     ],
@@ -121,6 +124,27 @@ def test_options_of_operators(run: Callable[[torch.Tensor], torch.Tensor]) -> No
     for x in inputs:
         assert torch.equal(program(x), run(x))
         assert program(x).shape == run(x).shape
+
+
+def _catching(x: torch.Tensor) -> torch.Tensor:
+    is_large = x.sum().item() > 1
+    try:
+        return x.sum(0, keepdim=is_large)
+    except TypeError:
+        return x * 100
+
+
+def _suppressing(x: torch.Tensor) -> torch.Tensor:
+    with contextlib.suppress(Exception):
+        return torch.zeros(2).sum(0, keepdim=math.isnan(x.sum().item()))
+    return x * 100
+
+
+@pytest.mark.parametrize("run", [_catching, _suppressing])
+def test_errors_of_options_that_a_program_catches(run: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    program = capture(run, (ONES,))
+    for x in (ONES, ONES * 0, ONES * torch.nan):
+        torch.testing.assert_close(program(x), run(x), equal_nan=True)
 
 
 def test_what_is_printed_beside_an_option(capsys: pytest.CaptureFixture[str]) -> None:
