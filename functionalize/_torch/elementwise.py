@@ -109,7 +109,7 @@ def _operands_of_index(source: Any, indices: Sequence[Any]) -> Iterator[tuple[Si
     tensors = [indices[dim] for dim in dims]
     shape = tuple(torch.broadcast_shapes(*(index.size() for index in tensors)))
     others = [dim for dim in range(source.dim()) if dim not in dims]
-    adjacent = len(dims) == dims[-1] - dims[0] + 1
+    adjacent = bool(dims) and len(dims) == dims[-1] - dims[0] + 1
     before = [dim for dim in others if adjacent and dim < dims[0]]  # else what is indexed comes first
     after = others[len(before) :]
 

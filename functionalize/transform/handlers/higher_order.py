@@ -254,7 +254,9 @@ def _with_strides(context: FunctionalizationContext, value: Any, strides: Any) -
     """A handle with strides that bodies may read; see Note [Values may have other strides than their handles]."""
     if strides is None or not isinstance(value, torch.Tensor) or same(value.stride(), strides):
         return value
-    handle: torch.Tensor = context.executor.on_handles(value.new_empty_strided, (value.size(), strides), {})
+    handle: torch.Tensor = context.executor.on_handles(
+        aten.new_empty_strided.default, (value, value.size(), strides), {}
+    )
     context.graph.create_base(handle, value)
     context.executor.sync_memory(handle, value)
     return handle

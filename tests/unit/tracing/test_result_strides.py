@@ -179,6 +179,14 @@ def test_of_an_index_into_a_view(remove: str) -> None:
     assert all(map(torch.equal, ours, eager))
 
 
+def test_of_an_index_of_no_tensor() -> None:
+    def run(x: torch.Tensor) -> Any:
+        return torch.ops.aten.index.Tensor(x.permute(2, 1, 0), [None])
+
+    x = torch.ones(0, 3, 4)  # others are an internal error of torch's
+    assert capture(run, (x,))(x).stride() == run(x).stride()
+
+
 def test_of_a_position_in_an_expanded_dimension() -> None:
     """The position is data-dependent, and its offset is not."""
     position = torch.tensor(1)

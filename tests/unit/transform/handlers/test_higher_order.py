@@ -69,6 +69,15 @@ def test_cond_in_a_branch_of_cond(mode: Any, remove: str) -> None:
     assert_equivalent(f, torch.ones(2, 2), remove=remove, tracing_mode=mode)
 
 
+@EITHER
+def test_cond_with_results_of_other_strides_than_values_have(remove: str) -> None:
+    def f(x: Tensor) -> Any:
+        return torch.cond(x.sum() > 3, lambda x: x.t() + 1, lambda x: x.t() * 2, (x,))
+
+    for x in (torch.ones(2, 3), torch.zeros(2, 3)):
+        assert capture(f, (x,), remove=remove)(x).stride() == f(x).stride() == (1, 3)
+
+
 @WHILE
 @EITHER
 def test_map_with_writes_in_its_body(mode: Any, remove: str) -> None:
