@@ -150,12 +150,20 @@ class TrainingModeWarning(UserWarning):
 
 def is_own(error: BaseException) -> bool:
     """Whether an error is of a class of this package."""
-    return type(error).__module__.partition(".")[0] == __name__.partition(".")[0]
+    return str(type(error).__module__).partition(".")[0] == __name__.partition(".")[0]
 
 
 def in_words(error: Exception) -> bool:
     """Whether an error is this package's own, which says why."""
-    return isinstance(error, InputMismatchError) or "\n    why  " in str(error)
+    return isinstance(error, InputMismatchError) or "\n    why  " in text_of(error)
+
+
+def text_of(error: BaseException) -> str:
+    """The message of an error; empty if its class fails to say it."""
+    try:
+        return str(error)
+    except Exception:
+        return ""
 
 
 def check_remove(remove: str) -> None:

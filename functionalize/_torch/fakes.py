@@ -31,6 +31,7 @@ from functionalize._torch.dispatch import HigherOrderOperator, below_dispatch, o
 from functionalize._torch.elementwise import elementwise_strides
 from functionalize._torch.symbols.sizes import decide_broadcasts, hint_of, unbacked
 from functionalize._torch.tensors import PLAIN_TYPES, is_lone_number, is_symbolic, set_versions
+from functionalize.errors import text_of
 from functionalize.ops import traits
 from functionalize.refusals.calls import USED_BY_OTHER_THREAD
 
@@ -49,7 +50,7 @@ def operator_without_fake(error: BaseException | None) -> str | None:
     """The operator without an implementation for fake tensors that an error of torch's names; None for other errors."""
     if isinstance(error, UnsupportedOperatorException):
         return str(error.func)
-    match = _NO_FAKE_IMPL.search(str(error)) if isinstance(error, RuntimeError) else None
+    match = _NO_FAKE_IMPL.search(text_of(error)) if isinstance(error, RuntimeError) else None
     return None if match is None else match["op"]
 
 

@@ -165,7 +165,7 @@ def _holders(tensors: list[Any]) -> list[tuple[Any, ...]]:
 
 def _is_ours(holder: Any) -> bool:
     """Whether an object is part of a captured program, or of what an error kept of a capture."""
-    return isinstance(holder, Node) or type(holder).__module__.startswith("functionalize.")
+    return isinstance(holder, Node) or str(type(holder).__module__).startswith("functionalize.")
 
 
 def _is_global(holder: Any) -> bool:

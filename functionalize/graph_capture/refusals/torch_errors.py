@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functionalize._torch import FOLLOWED_VIEW, HOOKS, LEAF_VIEW, SILENT_VIEW, VIEW
 from functionalize._torch.fakes import data_dependent, operator_without_fake
 from functionalize.call_stack import decisive_line
-from functionalize.errors import UnsupportedProgramError
+from functionalize.errors import UnsupportedProgramError, text_of
 from functionalize.refusals.calls import BACKWARD_NOT_CAPTURED
 from functionalize.refusals.gradients import (
     BACKWARD_BEYOND_INPUTS,
@@ -85,14 +85,14 @@ def explained(error: Exception) -> UnsupportedProgramError | None:
     if operator is not None:
         return NO_FAKE.error(decisive_line(error), op=operator)
     for torch_error in _TORCH_ERRORS:
-        if torch_error.text in str(error):
+        if torch_error.text in text_of(error):
             return torch_error.row.error(decisive_line(error), **torch_error.values)
     return None
 
 
 def is_bool_as_option(error: Exception) -> bool:
     """Whether an error refuses a data-dependent condition as an option of an operator, or of another function."""
-    return str(error).startswith((BOOL_AS_OPTION.what, NUMBER_AS_PLAIN.what.format(kind="SymBool")))
+    return text_of(error).startswith((BOOL_AS_OPTION.what, NUMBER_AS_PLAIN.what.format(kind="SymBool")))
 
 
 def replayed(error: Exception, reshaped: bool) -> UnsupportedProgramError | None:

@@ -269,6 +269,18 @@ def test_an_error_of_the_program_leaves_objects_as_they_were() -> None:
     assert module.weight is weight and module(torch.ones(2, 3)).shape == (2, 3)
 
 
+def test_an_error_that_cannot_say_its_text_is_that_of_the_program() -> None:
+    class Silent(RuntimeError):
+        def __str__(self) -> str:
+            raise KeyError("text")
+
+    def run(x: Tensor) -> Tensor:
+        raise Silent
+
+    with pytest.raises(Silent):
+        capture(run, (torch.ones(2),))
+
+
 def test_a_rebound_buffer_is_rebound() -> None:
     class Average(torch.nn.Module):
         def __init__(self) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+from functionalize.errors import text_of
 from functionalize.patches import Patch
 
 _FUNCTIONS = {
@@ -88,7 +89,7 @@ class UnreadDraws:
 
     def note_error(self, error: Exception) -> bool:
         """Whether an error comes from a function that reads a substitute where it needs a number."""
-        named = _Unread.__name__ in str(error)
+        named = _Unread.__name__ in text_of(error)
         self._is_read |= named
         return named or (self._is_read and isinstance(error, TypeError))
 
