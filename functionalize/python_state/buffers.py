@@ -14,6 +14,8 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from functionalize.python_state.ownership import name_of
+
 _MAX_BYTES = 2**20  # of arrays that calls compare
 
 
@@ -101,7 +103,7 @@ GENERATORS: Mapping[tuple[str, str], Access] = {
 def access_to(value: Any, table: Mapping[tuple[str, str], Access], *, large: bool = False) -> Access | None:
     """The row of a value's class; None if it has no row, or the value is too large and not ``large``."""
     cls = type(value)
-    access = table.get((cls.__module__, cls.__qualname__))
+    access = table.get(name_of(cls))
     return None if access is None or (not large and access.size(value) > _MAX_BYTES) else access
 
 

@@ -1,7 +1,7 @@
 """The containers of Python values: dicts and lists, variables of functions, slots of objects, items of sets.
 
 Takes a container and a key. Reads and writes entries of all in the same way: :class:`Variable`, :class:`ContextValue`,
-:class:`SetItems`, :class:`SlotsOf` and :class:`ClassAttributes` make objects look like a dict or a list. Guarantees
+:class:`SetItems`, :class:`SlotsOf` and its kin make objects look like a dict or a list. Guarantees
 that methods which the class of a container overrides do not run. Limits: Python determines the order of a set.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextvars
 import functools
+import threading
 import types
 import weakref
 from abc import abstractmethod
@@ -191,6 +192,33 @@ class SlotsOf(MutableMapping[str, Any]):
 
     def __delitem__(self, key: str) -> None:
         object.__delattr__(self.owner, key)
+
+
+class ThreadAttributes(SlotsOf):
+    """The attributes of a ``threading.local``: others in each thread."""
+
+    __slots__ = ()
+
+    def __init__(self, owner: Any) -> None:
+        super().__init__(owner, ())
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([*attributes_in_thread(self.owner)])
+
+    def __getitem__(self, key: str) -> Any:
+        return attributes_in_thread(self.owner)[key]
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        attributes_in_thread(self.owner)[key] = value
+
+    def __delitem__(self, key: str) -> None:
+        del attributes_in_thread(self.owner)[key]
+
+
+def attributes_in_thread(value: Any) -> dict[str, Any]:
+    """The ``__dict__`` that a ``threading.local`` has in this thread."""
+    attributes: dict[str, Any] = threading.local.__getattribute__(value, "__dict__")
+    return attributes
 
 
 class ClassAttributes(SlotsOf):

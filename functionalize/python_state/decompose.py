@@ -41,7 +41,9 @@ from functionalize.python_state.containers import (
     SetItems,
     ShardRecords,
     SlotsOf,
+    ThreadAttributes,
     assign,
+    attributes_in_thread,
     copy_of,
     per_class,
 )
@@ -65,6 +67,7 @@ _WHOLE = (*OPAQUE, torch.Tensor, torch.nn.Module, torch.optim.Optimizer)  # comp
 # Flags of classes.
 _HEAP_TYPE = 1 << 9  # created at run time, as all classes written in Python are
 _CLOSED = 1 << 7 | 1 << 8  # cannot be called, or cannot be changed
+_READERS = (types.GetSetDescriptorType, types.MemberDescriptorType)  # of attributes, in C
 _POINTER = struct.calcsize("P")
 
 
@@ -185,7 +188,7 @@ def _places(cls: type) -> Iterator[Place]:
     if issubclass(cls, CONTAINERS):
         yield SetItems if issubclass(cls, set) else _itself
     if cls not in CONTAINERS:
-        yield attributes_of
+        yield ThreadAttributes if issubclass(cls, threading.local) else attributes_of
     slots = slots_of(cls)
     if slots:
         yield lambda value: SlotsOf(value, slots)
@@ -273,10 +276,10 @@ def _own_slots(cls: type) -> Iterator[str]:
 @per_class
 def _dict_reader(cls: type) -> Callable[[Any], Any] | None:
     """Python's own reader of the ``__dict__`` of a class's objects, whatever the class shows under this name."""
-    if issubclass(cls, threading.local):  # each thread has another one, which this reader does not know
-        return None
+    if issubclass(cls, threading.local):
+        return attributes_in_thread
     named = (vars(base).get("__dict__") for base in cls.__mro__)
-    return next((each.__get__ for each in named if isinstance(each, types.GetSetDescriptorType)), None)
+    return next((each.__get__ for each in named if isinstance(each, _READERS)), None)
 
 
 def dict_of(value: Any) -> Any:
@@ -288,8 +291,6 @@ def dict_of(value: Any) -> Any:
 def attributes_of(value: Any) -> Any:
     """The ``__dict__`` of an object, or None."""
     attributes = dict_of(value)
-    if attributes is None:
-        attributes = getattr(value, "__dict__", None)  # some built-in classes compute it: threading.local
     return attributes if isinstance(attributes, dict) else None
 
 

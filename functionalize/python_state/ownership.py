@@ -19,15 +19,21 @@ def root_of(name: object) -> str:
     return name.partition(".")[0] if isinstance(name, str) else ""
 
 
-@functools.cache
+def name_of(cls: type) -> tuple[str, str]:
+    """The names of a class's module and of the class."""
+    return str(cls.__module__), cls.__qualname__
+
+
 def is_own(name: object) -> bool:
     """Whether a module name is of the program itself: neither of Python nor of a library."""
-    if not isinstance(name, str):  # a class may call its module anything
-        return False
+    return type(name) is str and _is_own(name)
+
+
+@functools.cache
+def _is_own(name: str) -> bool:
     return not (is_of_torch_or_python(name) or _is_of_library(name))
 
 
-@functools.cache
 def is_of_torch_or_python(name: object) -> bool:
     """Whether a module name is of torch, of this package, or of Python."""
     root = root_of(name)

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from functionalize.python_state.containers import DESCRIPTORS, per_class
-from functionalize.python_state.ownership import is_internal, root_of
+from functionalize.python_state.ownership import is_internal, name_of, root_of
 
 # Plain values: they contain no other values, and are compared by value.
 SCALARS = (bool, int, float, complex, str, bytes)
@@ -85,7 +85,7 @@ def is_entered(cls: type) -> bool:
 
 def is_value(cls: type) -> bool:
     """Whether objects of a class are compared by equality, and never change as far as a program can see."""
-    return cls in _PATHS or (cls.__module__, cls.__qualname__) in _VALUES_OF_TORCH
+    return cls in _PATHS or name_of(cls) in _VALUES_OF_TORCH
 
 
 def keeps_shards(cls: type) -> bool:
@@ -99,7 +99,7 @@ def has_shard_records(cls: type) -> bool:
 
 
 def _is_plain(cls: type) -> bool:
-    return any((base.__module__, base.__qualname__) in _PLAIN_OBJECTS for base in cls.__mro__)
+    return not _PLAIN_OBJECTS.isdisjoint(map(name_of, cls.__mro__))
 
 
 def _is_foreign(cls: type) -> bool:

@@ -277,6 +277,19 @@ def attributes_behind_a_property() -> World:
     return lambda x: held.scaled(x), lambda: setattr(held, "k", 3.0)
 
 
+def slots_behind_a_property() -> World:
+    class Shown:
+        __slots__ = ("k",)
+
+        @property
+        def __dict__(self) -> dict[str, Any]:  # type: ignore[override]
+            raise RuntimeError("of the program")
+
+    held: Any = Shown()
+    held.k = 1.0
+    return lambda x: x * held.k, lambda: setattr(held, "k", 3.0)
+
+
 def attributes_of_a_thread() -> World:
     class Local(threading.local):
         k = 1.0
@@ -294,7 +307,7 @@ def class_of_no_module() -> World:
         def forward(self, x: Tensor) -> Tensor:
             return x * self.k
 
-    held, model = type("Held", (), {"__module__": 5, "k": 2.0})(), Scaled()
+    held, model = type("Held", (), {"__module__": [5], "k": 2.0})(), Scaled()
 
     def change() -> None:
         held.k = model.k = 3.0
@@ -316,7 +329,7 @@ WORLDS: list[Callable[[], World]] = [
         keys_that_compare_themselves,
     ),
     *(members, class_of_a_class, one_object, module_of_settings),
-    *(attributes_behind_a_property, attributes_of_a_thread, class_of_no_module),
+    *(attributes_behind_a_property, slots_behind_a_property, attributes_of_a_thread, class_of_no_module),
 ]
 
 
@@ -331,6 +344,29 @@ def test_what_objects_hold_is_state(make: Callable[[], World]) -> None:
         change()
         found[-1] += [call(x).tolist(), call(x).tolist()]
     assert found[0] == found[1]
+
+
+def test_each_thread_has_other_attributes() -> None:
+    class Local(threading.local):
+        def __init__(self) -> None:
+            self.k, self.total = 2.0, torch.zeros(2)
+
+    def program(x: Tensor) -> Tensor:
+        held.total = held.total + x
+        return held.total * held.k
+
+    held, x = Local(), torch.ones(2)
+    captured = capture(program, (x,), on_guard_failure="recapture")
+    assert captured(x).tolist() == [2.0, 2.0]
+
+    def elsewhere() -> list[Any]:
+        first = captured(x).tolist()
+        held.k = 5.0
+        return [first, captured(x).tolist()]
+
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(elsewhere).result() == [[2.0, 2.0], [10.0, 10.0]]
+    assert captured(x).tolist() == [4.0, 4.0]
 
 
 def test_a_refused_capture_leaves_them_as_they_were() -> None:
