@@ -35,6 +35,7 @@ _LOADS_BY_NAME = {
 }  # the second since 3.12
 FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial, type(functools.lru_cache(lambda: None)))
 METHODS_IN_C = (types.BuiltinFunctionType, types.MethodWrapperType)  # functions too: they are bound to a module
+BY_NAME = "__kwdefaults__"  # the attribute of a function that holds its defaults of arguments by name
 _NO_MODULES = PLAIN | {type, types.FunctionType, types.BuiltinFunctionType}  # the classes of most values
 Named = tuple[str, Any, Any]  # a variable: its name, and its container and key
 
@@ -134,10 +135,9 @@ def variables_of_module(value: Any, path: str, names: Sequence[str], seen: set[s
 
 def _defaults(func: Any) -> list[Named]:
     """Defaults that are not plain: each call gets the same object."""
-    defaults, by_name = func.__defaults__, func.__kwdefaults__ or {}
-    plain = defaults is None or PLAIN.issuperset(map(type, defaults))
-    named: list[Named] = [] if plain else [("defaults", SlotsOf(func, ("__defaults__",)), "__defaults__")]
-    return named + [(name, by_name, name) for name in by_name if type(by_name[name]) not in PLAIN]
+    by_name = (func.__kwdefaults__ or {}).values()
+    held = {"__defaults__": func.__defaults__ or (), BY_NAME: by_name}
+    return [(name, SlotsOf(func, (name,)), name) for name in held if not PLAIN.issuperset(map(type, held[name]))]
 
 
 class Names(NamedTuple):
@@ -158,8 +158,10 @@ def names_in(code: types.CodeType) -> Names:
     writes = _STORE_GLOBAL in opcodes
     stored = [step.argval for step in instructions(code) if step.opcode == _STORE_GLOBAL] if writes else []
     gives = _STORE_ATTR in opcodes or not _GIVE_ATTRIBUTES.isdisjoint(code.co_names)
-    gets = not _GET_ATTRIBUTES.isdisjoint(code.co_names)
-    texts = [text for text in code.co_consts if type(text) is str and text.isidentifier()] if gets else []
+    gets, spaces = not _GET_ATTRIBUTES.isdisjoint(code.co_names), "globals" in code.co_names
+    named_in = code.co_consts if gets or spaces else ()
+    texts = [text for text in named_in if type(text) is str and text.isidentifier()]
+    stored += texts if spaces else []
     own = Names([*code.co_names, *texts], [*_loaded(code)], stored, gives, gets and _computes(code))
     named, loaded, written, giving, computing = zip(own, *map(names_in, inner), strict=True)
     return Names(_once(named), _once(loaded), _once(written), any(giving), any(computing))

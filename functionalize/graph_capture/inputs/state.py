@@ -22,6 +22,7 @@ from functionalize.graph_capture.refusals import iterators
 from functionalize.graph_capture.refusals.logs import Logs, adds
 from functionalize.graph_capture.trace.numbers.conversions import CONVERSIONS
 from functionalize.python_state.code_names import (
+    BY_NAME,
     FUNCTIONS,
     METHODS_IN_C,
     Named,
@@ -48,12 +49,12 @@ _DEPTH = 4  # how far functions that call functions are followed
 _BUILTINS = frozenset({"type", "id"})  # replaced in a program's functions while it is captured
 _ASKED = _BUILTINS | {"FakeTensor", "Parameter", "Buffer"}  # names by which functions distinguish tensors
 _OF_MEMBERS = frozenset({"_name_", "_value_", "__objclass__", "_sort_order_"})  # of any enumeration
-_OF_FUNCTIONS = ("__code__", "__defaults__", "__kwdefaults__")  # what a function does depends on these
+_OF_FUNCTIONS = ("__code__", "__defaults__", BY_NAME)  # what a function does depends on these
 
 
 def python_guards_of(state: StateWalk, code: Iterable[Code]) -> PythonGuards:
     """Guards on what a program with this state may branch on; ``code``: what decides which code runs."""
-    guards = PythonGuards([source for slot, source in state.entered.items() if slot.steps])
+    guards = PythonGuards([source for slot, source in state.entered.items() if slot.steps or slot.key == BY_NAME])
     entered = {*map(id, state.seen), *state.containers}
     for source in state.objects:
         path = state.modules.get(id(source.value))

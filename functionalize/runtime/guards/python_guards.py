@@ -224,7 +224,7 @@ class PythonGuards(GuardKind):
     """The guards of one program on Python values; the capture adds them, without values that become inputs."""
 
     def __init__(self, in_tuples: Sequence[ObjectSource] = ()) -> None:
-        """``in_tuples``: objects in tuples, whose content has guards of its own."""
+        """``in_tuples``: objects in tuples, and dicts of defaults, whose content has guards of its own."""
         self.code: Sequence[Code] = ()  # of functions and classes
         self._rows: list[PythonGuard] = []
         self._later: list[Callable[[], Iterable[PythonGuard]]] | None = []  # give the rows; None once these are made

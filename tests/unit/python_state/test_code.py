@@ -489,6 +489,22 @@ def test_masks_of_libraries_are_those_of_eager() -> None:
     assert capture(program, (torch.ones(2),))(torch.ones(2)).tolist() == [3, 3]
 
 
+def test_defaults_by_name_are_state() -> None:
+    def new() -> Any:
+        def program(x: Tensor, *, counts: list[int] = [1]) -> Any:  # noqa: B006
+            counts.append(2)
+            return x * sum(counts)
+
+        return program
+
+    program, eager = new(), new()
+    captured, x = capture(program, (torch.ones(2),)), torch.ones(2)
+    for start in (1, 1, 7):
+        if start > 1:
+            program.__kwdefaults__, eager.__kwdefaults__ = {"counts": [start]}, {"counts": [start]}
+        assert torch.equal(captured(x), eager(x))
+
+
 @pytest.mark.parametrize(
     ("source", "computes"),
     [

@@ -24,6 +24,7 @@ X = -torch.ones(2)
 kind: Any = torch.nn.ReLU
 library: Any = math
 scale = 2
+total = 0.0
 beside = types.ModuleType("beside")  # a module of a program's own
 
 
@@ -69,6 +70,20 @@ def test_a_global_variable_that_holds_a_class_is_left_as_it_was_by_a_capture_and
     assert (kind, library) == (torch.nn.Tanh, cmath)
     kind, library = torch.nn.ReLU, math
     torch.testing.assert_close(found, [rebinds_globals(X) for _ in range(3)])
+
+
+def test_a_global_variable_that_a_program_names_by_a_text_likewise() -> None:
+    global total
+
+    def program(x: Tensor) -> Tensor:
+        globals()["total"] = globals()["total"] + x.sum().item()
+        return x * total
+
+    captured, start = capture(program, (X,)), total
+    found = [captured(X), captured(X), total]
+    total = start
+    torch.testing.assert_close(found, [program(X), program(X), total])
+    total = start
 
 
 def test_attributes_of_modules_of_python_that_hold_classes_and_functions_likewise() -> None:
