@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch._prims_common import make_channels_last_strides_for  # as kernels make them
 from torch._subclasses import FakeTensor
 
 from functionalize._torch.dispatch import OpOverload
@@ -62,7 +63,7 @@ def _strides(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], out
         memory = kwargs.get("memory_format")
         if memory in (None, torch.preserve_format):
             return _copied(size, tuple(args[0].stride()))
-        return _contiguous(size) if memory is torch.contiguous_format else None
+        return _contiguous(size) if memory is torch.contiguous_format else make_channels_last_strides_for(size)
     if op in traits.GIVES_CONTIGUOUS:
         return _contiguous(size)
     operands = [*_operands(op, args, out)]

@@ -150,7 +150,7 @@ class MetasFakeMode(FakeTensorMode):
 
     def by_torchs_meta(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """An op's results by torch's meta kernel, without guards for a choice between kernels with equal results."""
-        chooses = func in traits.CHOOSES_KERNEL_BY_SIZE
+        chooses = func in traits.CHOOSES_KERNEL
         if chooses and any(isinstance(arg, FakeTensor) and is_symbolic(arg) for arg in args):
             from functionalize._torch.kernel_choices import indifferent  # here: loads sympy
 

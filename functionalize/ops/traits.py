@@ -91,11 +91,14 @@ FACTORS_BY_STRIDES = _overloads("_linalg_det", "_linalg_slogdet")
 # They refuse matrices whose rows, or columns if these are dense, do not begin at multiples of `ALIGNED_BYTES`.
 ALIGNED_BYTES = 16
 NEEDS_ALIGNED_ROWS = _overloads("_grouped_mm")
+# They choose a kernel by sizes, and by the memory formats of their arguments; kernels round differently.
+CHOOSES_KERNEL = _overloads("convolution", "convolution_backward")
 # They trust that several arguments have the same strides, or how another result was computed. Found by running each
 # operator of torch's databases, and backwards, on arguments of other strides: its results changed, or it raised.
 TRUSTS_STRIDES = (
     FACTORS_BY_STRIDES
     | NEEDS_ALIGNED_ROWS
+    | CHOOSES_KERNEL
     | _overloads(
         *("native_group_norm", "native_group_norm_backward", "native_layer_norm_backward"),
         *("adaptive_max_pool3d_backward", "fractional_max_pool2d_backward", "fractional_max_pool3d_backward"),
@@ -118,8 +121,6 @@ ALIGNED_BIAS: Mapping[Any, int] = {
 
 # Sizes and data
 
-# They choose a kernel by sizes.
-CHOOSES_KERNEL_BY_SIZE = _overloads("convolution", "convolution_backward")
 # They return a bool or a number that depends on tensor values.
 ANSWERS_BY_DATA = _overloads("equal", "allclose", "_local_scalar_dense")
 # They broadcast their arguments, as elementwise operators do.

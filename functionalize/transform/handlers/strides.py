@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from functionalize._torch import decided, on_handles, pytree, steps_over, unbacked
+from functionalize._torch.tensors import suggest_memory_format
 from functionalize.aliasing.geometry import Layout, hint, size_hint
 from functionalize.aliasing.tensor_queries import is_contiguous, is_plain_strided, same_strides
 from functionalize.aliasing.view_rules import Value
@@ -52,11 +53,23 @@ def trusted(context: FunctionalizationContext, func: Any, args: Sequence[Any], k
     if func in traits.FACTORS_BY_STRIDES:
         return (contiguous_alike(context, args[0]), *args[1:]), kwargs
     if func in traits.NEEDS_ALIGNED_ROWS:
-        values: tuple[Any, Kwargs] = pytree.tree_map_only(
-            torch.Tensor, functools.partial(_with_aligned_rows, context), (tuple(args), kwargs)
-        )
-        return values
+        return _with_values(functools.partial(_with_aligned_rows, context), args, kwargs)
+    if func in traits.CHOOSES_KERNEL:
+        return _with_values(functools.partial(_in_memory_format, context), args, kwargs)
     return values_like_handles(context, args, kwargs)
+
+
+def _with_values(value_of: Callable[[torch.Tensor], Value], args: Sequence[Any], kwargs: Kwargs) -> tuple[Any, Kwargs]:
+    """Arguments with handles replaced by values."""
+    values: tuple[Any, Kwargs] = pytree.tree_map_only(torch.Tensor, value_of, (tuple(args), kwargs))
+    return values
+
+
+def _in_memory_format(context: FunctionalizationContext, handle: torch.Tensor) -> Value:
+    """A handle's value if kernels see both in one memory format, else a copy in that of the handle."""
+    value, wanted = context.value(handle), suggest_memory_format(handle)
+    same = suggest_memory_format(value) == wanted
+    return value if same else context.executor.call(aten.clone.default, value, memory_format=wanted)
 
 
 def _with_aligned_rows(context: FunctionalizationContext, handle: torch.Tensor) -> Value:
@@ -97,9 +110,7 @@ def contiguous_alike(context: FunctionalizationContext, handle: torch.Tensor) ->
 
 def values_like_handles(context: FunctionalizationContext, args: Sequence[Any], kwargs: Kwargs) -> tuple[Any, Kwargs]:
     """Arguments with handles replaced by values with the handles' strides."""
-    like_handle = functools.partial(value_like_handle, context)
-    values: tuple[Any, Kwargs] = pytree.tree_map_only(torch.Tensor, like_handle, (tuple(args), kwargs))
-    return values
+    return _with_values(functools.partial(value_like_handle, context), args, kwargs)
 
 
 def value_like_handle(context: FunctionalizationContext, handle: torch.Tensor) -> Value:

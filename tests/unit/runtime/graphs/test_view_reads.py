@@ -24,7 +24,27 @@ def total(x: Tensor, weight: Tensor) -> Tensor:
     return weight.transpose(0, 2).sum(1)
 
 
-@pytest.mark.parametrize("function", [experts, product, total])
+def images(x: Tensor, weight: Tensor) -> Tensor:
+    kernels = weight.flatten()[:864].view(8, 12, 3, 3)
+    return torch.nn.functional.conv2d(x.double().view(2, 4, 4, 12).permute(0, 3, 1, 2), kernels.double())
+
+
+@pytest.mark.parametrize("function", [experts, product, total, images])
 def test_results_are_eagers_bit_by_bit(function: Callable[[Tensor, Tensor], Tensor]) -> None:
     x, weight = torch.randn(16, 24), torch.randn(4, 32, 24)
     assert torch.equal(capture(function, (x, weight))(x, weight), function(x, weight))
+
+
+def test_gradients_of_convolutions_are_eagers_bit_by_bit() -> None:
+    shapes = (2, 64, 8), (8, 8, 3, 3), (2, 8, 6, 6)
+    x, weight, seed = (torch.randn(shape, dtype=torch.float64) for shape in shapes)
+
+    def gradients(call: Callable[[Tensor, Tensor], Tensor]) -> list[Tensor]:
+        leaves = [x.clone().requires_grad_(), weight.clone().requires_grad_()]
+        return [*torch.autograd.grad(call(*leaves), leaves, seed)]
+
+    def run(x: Tensor, weight: Tensor) -> Tensor:
+        return torch.nn.functional.conv2d(x.view(2, 8, 8, 8).permute(0, 3, 1, 2), weight)
+
+    program = capture(run, (x.requires_grad_(), weight.requires_grad_()))
+    assert all(map(torch.equal, gradients(program), gradients(run)))
