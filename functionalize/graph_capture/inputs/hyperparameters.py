@@ -22,6 +22,7 @@ import torch
 
 from functionalize.python_state.code_names import assigned
 from functionalize.python_state.containers import SetItems, Variable, entry, place_of, unchanged, write
+from functionalize.python_state.decompose import dict_of
 from functionalize.python_state.slots import NUMBERS, ContainerSource, NumberSlot, Slot, is_number
 from functionalize.python_state.traversal_rules import key_behind
 from functionalize.python_state.walk import StateWalk
@@ -126,7 +127,7 @@ class ChangingNumbers:
         changed = {id(number.guard.container) for number in candidates if _name_in_all(number.path) in self._changing}
         if not (self._expects and changed):
             return
-        classes = {type(item) for item in state.seen if id(getattr(item, "__dict__", None)) in changed}
+        classes = {type(item) for item in state.seen if id(dict_of(item)) in changed}
         names = assigned(codes, classes)
         of_these = [
             number for number in candidates if id(number.guard.container) in changed and number.guard.key in names

@@ -54,7 +54,7 @@ _OF_FUNCTIONS = ("__code__", "__defaults__", BY_NAME)  # what a function does de
 
 def python_guards_of(state: StateWalk, code: Iterable[Code]) -> PythonGuards:
     """Guards on what a program with this state may branch on; ``code``: what decides which code runs."""
-    guards = PythonGuards([source for slot, source in state.entered.items() if slot.steps or slot.key == BY_NAME])
+    guards = PythonGuards([source for slot, source in state.entered.items() if slot.steps or slot.key is BY_NAME])
     entered = {*map(id, state.seen), *state.containers}
     for source in state.objects:
         path = state.modules.get(id(source.value))

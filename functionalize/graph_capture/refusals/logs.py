@@ -20,6 +20,7 @@ import torch
 from functionalize.call_stack import is_of_program
 from functionalize.python_state.code_names import CONSTRUCTORS, instructions
 from functionalize.python_state.containers import SlotsOf, Variable, place_of
+from functionalize.python_state.decompose import dict_of
 from functionalize.python_state.ownership import is_library_file, is_own
 from functionalize.python_state.slots import Slot
 from functionalize.python_state.walk import StateWalk
@@ -123,7 +124,7 @@ class Logs:
 def _is_attribute(slot: Slot) -> bool:
     """Whether a place is an attribute of an object that is read by its name alone."""
     owner, container = slot.owner, slot.container
-    if owner is None or not (isinstance(container, SlotsOf) or getattr(owner, "__dict__", None) is container):
+    if owner is None or not (isinstance(container, SlotsOf) or dict_of(owner) is container):
         return False
     cls = owner if isinstance(owner, type) else type(owner)
     if issubclass(cls, (torch.nn.Module, types.FunctionType)):

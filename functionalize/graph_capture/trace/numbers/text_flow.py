@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from functionalize.python_state.code_names import instructions
+from functionalize.python_state.decompose import dict_of
 
 _METHODS_ARE_FLAGGED = sys.version_info >= (3, 12)  # the lowest bit of the argument: whether a method is loaded
 _NULLS_ARE_FLAGGED = sys.version_info >= (3, 11)  # the lowest bit: whether the loaded value is called
@@ -223,9 +224,7 @@ class TextFlow:
         if step.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF") or step.opname.startswith("LOAD_FAST"):
             return self._names.of(step.argval)
         if step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
-            owner = self._loaded(place - 1)
-            own = vars(owner) if hasattr(type(owner), "__dict__") and hasattr(owner, "__dict__") else {}
-            return own.get(step.argval)
+            return (dict_of(self._loaded(place - 1)) or {}).get(step.argval)
         if step.opname in _CALLS and step.arg == 1 and self._steps[place - 1].opname == "LOAD_CONST":
             callee = _callee(self._steps, place)
             getter = callee >= 0 and self._loaded(callee) is logging.getLogger
