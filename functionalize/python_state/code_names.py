@@ -114,22 +114,28 @@ def _named(func: Any) -> list[Named]:
     seen = set[str]()
     for name, value in values:
         if type(value) not in _NO_MODULES:
-            named += variables_of_module(value, name, names.all, seen)
+            named += variables_of_module(value, name, names.all, seen, names.computes)
     return named
 
 
-def variables_of_module(value: Any, path: str, names: Sequence[str], seen: set[str]) -> list[Named]:
-    """The variables of a module that a function may reach by its names, if the module is the program's own."""
+def variables_of_module(
+    value: Any, path: str, names: Sequence[str], seen: set[str], computed: bool = False
+) -> list[Named]:
+    """The variables of a module that a function may reach by its names, if the module is the program's own.
+
+    ``computed``: whether it computes names: these may be of any function, class or plain value.
+    """
     if not issubclass(type(value), types.ModuleType) or value.__name__ in seen or not is_own(value.__name__):
         return []
     seen.add(value.__name__)
     content, named = vars(value), list[Named]()
-    for name in names:
+    others = [name for name, member in content.items() if type(member) in _NO_MODULES] if computed else []
+    for name in dict.fromkeys([*names, *others]):
         member = content.get(name, ABSENT)
         if member is not ABSENT and not name.startswith("__"):
             named.append((f"{path}.{name}", Variable(content, name), 0))
         if issubclass(type(member), types.ModuleType):
-            named += variables_of_module(member, f"{path}.{name}", names, seen)
+            named += variables_of_module(member, f"{path}.{name}", names, seen, computed)
     return named
 
 

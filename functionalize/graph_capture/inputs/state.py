@@ -159,7 +159,7 @@ class Follower:
             count = len(self.code.all)
             self._follow_objects()
             for path, module in self._held.items():
-                for variable in variables_of_module(module, path, [*self.code.names], set()):
+                for variable in variables_of_module(module, path, [*self.code.names], set(), self.code.computes):
                     self._follow_variable(variable, True, _DEPTH - 1)
             for methods in [*self._modules]:
                 self._follow_methods(methods, self.code.names)

@@ -96,6 +96,16 @@ def test_attributes_of_modules_of_python_that_hold_classes_and_functions_likewis
     torch.testing.assert_close(found, [rebinds_attributes_of_a_module(X) for _ in range(3)])
 
 
+def test_attributes_of_modules_of_python_whose_names_are_computed_are_state() -> None:
+    def program(x: Tensor, end: str = "mes") -> Any:
+        return x * getattr(beside, "ti" + end)()
+
+    captured = capture(program, (X,), on_guard_failure="recapture")
+    assert torch.equal(captured(X), program(X))
+    vars(beside)["times"] = lambda: 5
+    assert torch.equal(captured(X), program(X))
+
+
 def test_variables_that_a_function_closes_over_likewise() -> None:
     program, eager = rebinds_what_it_closes_over(), rebinds_what_it_closes_over()
     captured = capture(program, (X,))
