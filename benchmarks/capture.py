@@ -5,8 +5,9 @@ warm and cold (our caches are empty), beside eager, eager under a dispatch mode 
 tensors alone, `make_fx` over `torch.func.functionalize` of the module as a function of its state (over the module alone
 where that fails), and `torch.export.export(...).run_decompositions({})`; a capture with its first call with gradients
 beside `aot_function`. Growth: time per op of programs of 1,000 to 100,000 ops, beside a dispatch mode that does
-nothing. Steps: captures of whole training steps, with the optimizer's numbers as inputs. Memory: the peak of a process that captures a module with more parameters than this machine has memory. Calls:
-overhead over the graph. Decode: bytes written a step. Profile: where the time of a capture goes, by folder and by line.
+nothing. Steps: captures of whole training steps, with the optimizer's numbers as inputs. Memory: the peak of a process
+that captures a module with more parameters than this machine has memory. Calls: overhead over the graph. Decode: bytes
+written a step. Profile: where the time of a capture goes, by folder and by line.
 """
 
 from __future__ import annotations
@@ -270,7 +271,8 @@ def steps(rounds: int, names: Sequence[str]) -> None:
             step = training_step(name, make)
 
             def silent(step: Callable[[], Tensor] = step) -> int:
-                with Silent() as mode:
+                mode = Silent()
+                with mode:
                     step()
                 return mode.ops
 
