@@ -228,7 +228,7 @@ def line_in(trace: str | None) -> str | None:
 
 
 def line_of_trace(trace: str | None) -> str:
-    """The same, in words where there is none."""
+    """The same; "unknown" in place of None."""
     return line_in(trace) or "unknown"
 
 

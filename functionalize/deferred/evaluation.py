@@ -58,9 +58,9 @@ class Evaluation:
 
     def values(self, nodes: Iterable[Node]) -> list[Any]:
         """The values of nodes, in the order of the program."""
-        found: list[Any] = []
-        self.run(nodes, lambda node, value: found.append(value))
-        return found
+        values: list[Any] = []
+        self.run(nodes, lambda node, value: values.append(value))
+        return values
 
     def compute(self, node: Node) -> None:
         """Compute one node for its effect on a generator."""

@@ -47,6 +47,8 @@ IGNORES_STRIDES = _overloads(
     *("sum", "sum.dim_IntList", "mean", "mean.dim", "amax", "amin"),
     *("var.correction", "std.correction", "linalg_vector_norm", "logsumexp"),
 )
+# Views of pairs of numbers as complex numbers, and back.
+OF_PAIRS = _overloads("view_as_complex", "view_as_real")
 # Copies of views: an operator that reads the copy may read the view instead.
 READABLE_AS_VIEW = _overloads(
     *("t_copy", "transpose_copy.int", "permute_copy", "expand_copy", "unsqueeze_copy", "squeeze_copy.dim"),

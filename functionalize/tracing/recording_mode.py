@@ -43,7 +43,7 @@ from functionalize._torch.symbols.tracing import (
     tracked_node,
 )
 from functionalize._torch.tensors import is_lone_number
-from functionalize.ops import tables
+from functionalize.ops import tables, traits
 from functionalize.ops.tables import ViewKind
 from functionalize.tracing import meta_cache
 from functionalize.tracing.meta_cache import CachedCall, CacheEntry, Read
@@ -52,7 +52,6 @@ from functionalize.tracing.sparse_elements import is_coalesced
 Annotate = Callable[[Node], None]  # is called with each new node
 Observe = Callable[[Node], Node | None]  # the same; returns the node that its results stand for, if that is another
 _IS_COALESCED = torch.ops.aten.is_coalesced.default
-_OF_PAIRS = (torch.ops.aten.view_as_complex.default, torch.ops.aten.view_as_real.default)
 _LIFT = torch.ops.aten.lift_fresh_copy.default
 ORIGIN = ("nn_module_stack", "stack_trace")  # the entries of a node's meta that say where it comes from
 
@@ -177,7 +176,7 @@ class RecordingMode(ProxyTorchDispatchMode):
         try:
             with below_dispatch():
                 out = func(*args, **kwargs)
-                if (out.dtype == source.dtype or func in _OF_PAIRS) and not (out.is_conj() or out.is_neg()):
+                if (out.dtype == source.dtype or func in traits.OF_PAIRS) and not (out.is_conj() or out.is_neg()):
                     return self.factory.around(out, source.fake_device)
         except data_dependent():
             pass

@@ -81,10 +81,13 @@ class WritingCall:
     kwargs: Kwargs
 
     def __post_init__(self) -> None:
-        given = [(w, w.given(self.args, self.kwargs)) for w in self.row.written]
-        pairs = [(w, target) for w, target in given if target is not None and (w.when is None or self.argument(w.when))]
-        self.written: list[Written] = [w for w, _ in pairs]  # which arguments this call writes
-        self.targets: list[Any] = [target for _, target in pairs]  # these: tensors, and lists of tensors
+        self.written: list[Written] = []  # which arguments this call writes
+        self.targets: list[Any] = []  # these: tensors, and lists of tensors
+        for argument in self.row.written:
+            target = argument.given(self.args, self.kwargs)
+            if target is not None and (argument.when is None or self.argument(argument.when)):
+                self.written.append(argument)
+                self.targets.append(target)
 
     @property
     def tensors(self) -> list[torch.Tensor]:

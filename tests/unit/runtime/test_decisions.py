@@ -405,7 +405,7 @@ def test_numbers_of_all_values_in_elementwise_operators() -> None:
 
     floats, integers = ([torch.tensor(n) for n in ns] for ns in ((0.5, 1.0, 2.0, -1.5, 0.0, math.inf), (3, 1, 0, 2)))
     assert follows(run, *((torch.rand(3) * 5, number) for number in floats)) == 1
-    assert follows(lambda x, number: (x**number.item(), x // number.item()), *((ONES, n) for n in integers)) == 1
+    assert follows(lambda x, number: (x ** number.item(), x // number.item()), *((ONES, n) for n in integers)) == 1
 
 
 def test_one_question_of_all_parameters_is_one_decision() -> None:
