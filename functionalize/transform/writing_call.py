@@ -83,10 +83,10 @@ class WritingCall:
     def __post_init__(self) -> None:
         self.written: list[Written] = []  # which arguments this call writes
         self.targets: list[Any] = []  # these: tensors, and lists of tensors
-        for argument in self.row.written:
-            target = argument.given(self.args, self.kwargs)
-            if target is not None and (argument.when is None or self.argument(argument.when)):
-                self.written.append(argument)
+        for written in self.row.written:
+            target = written.given(self.args, self.kwargs)
+            if target is not None and (written.when is None or self.argument(written.when)):
+                self.written.append(written)
                 self.targets.append(target)
 
     @property
