@@ -7,6 +7,7 @@ Invariant: results are those of torch's kernels. Limits: layers that are not qua
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +17,7 @@ import torch
 from torch.nn.functional import dropout as drop
 from torch.nn.functional import linear
 
-from functionalize._torch import FakeTensor
+from functionalize._torch import FakeTensor, no_python_dispatcher
 from functionalize._torch.tensors import RECURRENT
 from functionalize.transform.functions import cudnn_layers
 from functionalize.transform.functions.recurrent_scans import scanned
@@ -169,7 +170,11 @@ def _layers(name: str, step: Call) -> Call:
         _, _, _, count, dropout, train, _, batch_first = args
         if type(data.size(1 if batch_first else 0)) is not int:
             return _of_any_time(name, data, *args)
-        return _one_by_one(layer, data, *args) if dropout and train and count > 1 else layer(data, *args)
+        if dropout and train and count > 1:
+            return _one_by_one(layer, data, *args)
+        is_empty = any(type(size) is int and not size for size in data.shape)
+        with no_python_dispatcher() if is_empty else contextlib.nullcontext():  # torch's rules there need oneDNN
+            return layer(data, *args)
 
     return run
 

@@ -105,3 +105,10 @@ def test_bodies_of_higher_order_operators_have_views_in_onnx_files(tmp_path: Pat
     loaded = onnx.load(capture(choose, (torch.ones(2, 3),)).to_onnx(tmp_path / "choose.onnx"))
     for x in (torch.arange(6.0).reshape(2, 3), -torch.arange(6.0).reshape(2, 3)):
         torch.testing.assert_close(loaded(x), choose(x))
+
+
+def test_batches_without_rows_are_captured_again() -> None:
+    layer = nn.LSTM(3, 4, batch_first=True)
+    program = capture(layer, (torch.randn(2, 5, 3),), dynamic_shapes=({0: Dim.AUTO},), on_guard_failure="recapture")
+    for x in (torch.randn(0, 5, 3), torch.randn(1, 5, 3), torch.randn(3, 5, 3)):
+        torch.testing.assert_close(program(x), layer(x))
