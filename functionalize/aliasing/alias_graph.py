@@ -21,8 +21,9 @@ from functionalize.aliasing import view_rules
 from functionalize.aliasing.bases import Base, HandleRef, View
 from functionalize.aliasing.geometry import Layout, hint, hinted_span, is_empty
 from functionalize.aliasing.overlap import RouteStep, as_dtype, flat_base_layout, reaches, route
-from functionalize.aliasing.view_rules import Call, Value, ViewRule
+from functionalize.aliasing.view_rules import Call, LazyValue, OpCall, Value, ViewRule
 from functionalize.ops import traits
+from functionalize.ops.variants import copying
 from functionalize.refusals.writes import (
     STORAGE_OF_DATA_DEPENDENT_SIZE,
     STORAGE_OF_UNKNOWN_SIZE,
@@ -251,7 +252,7 @@ class AliasGraph:
         around = flat_base_layout(old.layout, layout)
         if around is None:
             raise STORAGE_SHARED_UNKNOWN.error(size=tuple(layout.size), offset=layout.offset, other=old.layout.size)
-        rule = _addressed(around, old.layout)
+        rule = _then_lazy(_addressed(around, old.layout), _lazy_ops(old.layout.conj, old.layout.neg))
         base.seed = _seed(base, around, rule, old)
         return base.put_on_top(around, rule)
 
@@ -271,6 +272,28 @@ def _addressed(source: Layout, layout: Layout) -> ViewRule:
     return view_rules.permuted_dense(layout) if whole and len(source.size) == 1 else view_rules.strided(source, layout)
 
 
+def _lazy_ops(conj: bool, neg: bool) -> list[Any]:
+    return [op for op, bit in ((aten._conj.default, conj), (aten._neg_view.default, neg)) if bit]
+
+
+def _then_lazy(rule: ViewRule, ops: Sequence[Any]) -> ViewRule:
+    """A rule, then lazy ops on its view, which no address has."""
+    if not ops:
+        return rule
+
+    def inverse(call: Call, base: LazyValue, view: Value) -> Value:
+        return rule.inverse(call, base, _undone(call, ops, view))
+
+    return dataclasses.replace(rule, path=(*rule.path, *(OpCall(op, ()) for op in ops)), inverse=inverse)
+
+
+def _undone(call: Call, ops: Sequence[Any], value: Value) -> Value:
+    """A value without what lazy ops do to it: each is its own inverse."""
+    for op in ops:
+        value = call(copying(op), value)
+    return value
+
+
 def _seed(base: Base, layout: Layout, rule: ViewRule, old: View) -> Callable[[Call], Value]:
     """A function that computes a flat base: from the old top's value, and the elements around it from the storage."""
     original, old_seed, value, empty = base.original, base.seed, old.value, is_empty(old.layout)
@@ -284,7 +307,8 @@ def _seed(base: Base, layout: Layout, rule: ViewRule, old: View) -> Callable[[Ca
             held = layout.size[0] if inside else _held(base, layout, old.layout)
             if handle is None or not (inside or held > 0):
                 return call(aten.new_zeros.default, first, list(layout.size))
-            elements = call(aten.as_strided_copy.default, handle, [held], [1], layout.offset)
+            read = call(aten.as_strided_copy.default, handle, [held], [1], layout.offset)
+            elements = _undone(call, _lazy_ops(handle.is_conj(), handle.is_neg()), read)
             gained = [] if inside else [call(aten.new_zeros.default, first, [layout.size[0] - held])]
             return call(aten.cat.default, [elements, *gained]) if gained else elements
 

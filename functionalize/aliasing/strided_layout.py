@@ -77,6 +77,11 @@ def with_own_bits(value: torch.Tensor, layout: Layout) -> torch.Tensor:
     return value
 
 
+def has_bits(value: torch.Tensor, layout: Layout) -> bool:
+    """Whether a tensor has the conjugate and negative bits of a layout."""
+    return value.is_conj() == layout.conj and value.is_neg() == layout.neg
+
+
 def has_strides(value: torch.Tensor, strides: Any) -> bool:
     """Whether a tensor has these strides along its dimensions of more than one position."""
     actual = value.stride()

@@ -78,8 +78,8 @@ MADE_FOR_INFERENCE = _overloads("view.dtype")
 
 # Dependence on the strides of arguments
 
-# Whether they are legal, or what they return, depends on the strides of their argument.
-LEGAL_BY_STRIDES = _overloads("view", "view.dtype", "view_as_complex")
+# Whether they are legal, or what they return, depends on the strides and the conjugate bit of their argument.
+LEGAL_BY_LAYOUT = _overloads("view", "view.dtype", "view_as_complex", "view_as_real")
 # They copy their source with all of its storage, as elements of its dtype; so the copy has the source's offset.
 KEEPS_OFFSET = _overloads("slice_scatter", "select_scatter", "diagonal_scatter")
 SCATTERS = KEEPS_OFFSET | _overloads("as_strided_scatter")

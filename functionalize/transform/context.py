@@ -38,6 +38,7 @@ from functionalize.aliasing.bases import Base, View
 from functionalize.aliasing.geometry import Layout, same
 from functionalize.aliasing.history import Historian
 from functionalize.aliasing.regenerate import commit, regenerate, top_value
+from functionalize.aliasing.strided_layout import has_bits
 from functionalize.aliasing.tensor_queries import is_fake, same_strides, tensor_leaves
 from functionalize.aliasing.view_rules import Value
 from functionalize.errors import UnsupportedMutationError, name_of
@@ -170,6 +171,8 @@ class FunctionalizationContext:
         if handle is None or view.rule is None or view.parent is None or len(view.rule.path) != 1:
             return None
         layout, (op, args) = view.parent.layout, view.rule.path[0]
+        if not has_bits(source_value, layout):
+            return None
         if layout.static and view.layout.static and not is_symbolic(source_value):
             as_expected = source_value.stride() == layout.stride and source_value.storage_offset() == layout.offset
         else:

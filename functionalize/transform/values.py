@@ -302,7 +302,7 @@ def _fills_storage(base: Value) -> bool:
     return hint(base.untyped_storage().nbytes()) % base.element_size() == 0
 
 
-def _with_legal_strides(op: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+def _with_legal_layout(op: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
     return (_legal_base(op, args), *args[1:])
 
 
@@ -340,7 +340,7 @@ def _view_of_nothing(base: torch.Tensor, size: Sequence[Any]) -> None:
 PREPARED: dict[Any, Callable[[Any, tuple[Any, ...]], tuple[Any, ...]]] = {
     **dict.fromkeys(traits.VIEWS_BY_ADDRESS, _by_storage),
     **dict.fromkeys(traits.KEEPS_OFFSET, _without_gaps),
-    **dict.fromkeys(traits.LEGAL_BY_STRIDES, _with_legal_strides),
+    **dict.fromkeys(traits.LEGAL_BY_LAYOUT, _with_legal_layout),
 }
 
 

@@ -126,3 +126,33 @@ def test_data_that_are_lazily_negated_are_refused_for_an_input(bit: Any) -> None
         return run(x.clone())
 
     assert torch.equal(capture(inside, (SPAN * 1j,))(SPAN * 1j), inside(SPAN * 1j))
+
+
+def _real_of_a_copied_conjugate(x: Tensor) -> Tensor:
+    x.copy_(x.conj())
+    return x.real
+
+
+def _real_of_a_written_input(x: Tensor) -> Tensor:
+    x[:2].mul_(2)
+    return x.real
+
+
+def _by_addresses(x: Tensor) -> Tensor:
+    x.as_strided((2,), (4,)).add_(1j)
+    return x
+
+
+def _resized(x: Tensor) -> Tensor:
+    return x.resize_(5) * 1
+
+
+@pytest.mark.parametrize("bit", [torch.conj, torch.Tensor.contiguous], ids=["conjugate", "plain"])
+@pytest.mark.parametrize(
+    "program",
+    [_real_of_a_copied_conjugate, _real_of_a_written_input, _by_addresses, _resized],
+    ids=lambda f: f.__name__,
+)
+@in_every_way
+def test_values_need_not_have_the_bits_of_their_handles(mode: Any, remove: str, program: Any, bit: Any) -> None:
+    assert_equivalent(program, bit(torch.arange(9.0).view(3, 3) + 2j), remove=remove, tracing_mode=mode)
