@@ -89,7 +89,8 @@ class Specializations:
         follows = is_followed or by_gradients or self.on_guard_failure == "recapture"
         if not (follows or of_state):
             raise refused[0]
-        made = self.captured(arguments, order=0 if arguments.are_examples else 1)
+        examples = arguments.are_examples  # their values decide nothing: the branches are those of the last call
+        made = self.kept[0].again(arguments.args, arguments.kwargs) if examples else self.captured(arguments)
         numbers = [error for error in refused if isinstance(error, NumberMismatchError)]
         taken = any(not made.guards.python_guards.compares(error.containers, error.key) for error in numbers)
         if not (follows or taken or self._stays(made, arguments)):

@@ -246,3 +246,16 @@ def test_sparse_arguments_are_refused_in_the_exporters_words() -> None:
     for route in (captured.to_jax, captured.to_exported_program):
         with pytest.raises((UnsupportedExportError, UnsupportedProgramError)):
             route()
+
+
+@on_each_route
+@pytest.mark.filterwarnings("ignore::functionalize.DecisionsAssertedWarning")
+def test_a_capture_for_the_export_takes_the_branches_of_the_last_call(route: Route, tmp_path: Path) -> None:
+    def grown(x: Tensor) -> Tensor:
+        while x.sum() < 8:
+            x = x * 2
+        return x
+
+    with torch.no_grad():
+        captured = capture(grown, (torch.ones(2),))
+    torch.testing.assert_close(route(captured, tmp_path)(torch.ones(2)), grown(torch.ones(2)))
