@@ -22,7 +22,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from functionalize import UnsupportedProgramError, capture, jaxify
 from functionalize.errors import UnsupportedExportError
-from tests.support.routes import JAX, JAX_UNJITTED, MODULE, ONNX, SAVED, STABLEHLO, Route
+from tests.support.routes import CORE_ATEN, JAX, JAX_UNJITTED, MODULE, ONNX, SAVED, STABLEHLO, Route
 
 pytest.importorskip("onnxscript")
 pytest.importorskip("onnxruntime")
@@ -51,6 +51,14 @@ class Slotted:
 
 class MyList(list[Any]):
     pass
+
+
+def _with_explicit_state(captured: Any, folder: Path) -> Program:
+    module = captured.to_core_aten(explicit_state=True).module()
+    return lambda x: module(x)[-1]
+
+
+EXPLICIT = Route("explicit_state", _with_explicit_state)
 
 
 # On JAX, the containers as JAX gives them, with arrays; `tests.support.routes` makes tensors of these.
@@ -155,7 +163,7 @@ def _check(table: dict[str, Any], expected: Program, route: Route | OnJax, folde
     assert not wrong
 
 
-@pytest.mark.parametrize("route", [MODULE, SAVED, ONNX])
+@pytest.mark.parametrize("route", [MODULE, SAVED, CORE_ATEN, EXPLICIT, ONNX])
 def test_results_are_built_as_eager_builds_them(route: Route, tmp_path: Path) -> None:
     _check(CONTAINERS, _all(CONTAINERS, 0), route, tmp_path)
 

@@ -83,10 +83,10 @@ def _reordered(exported: ExportedProgram, inputs: list[str], new: list[str]) -> 
 def _whole(exported: ExportedProgram, state: list[str]) -> ModuleCallEntry:
     """How the program is called."""
     spec = exported.call_spec
-    args, kwargs = pytree.tree_unflatten([0] * spec.in_spec.num_leaves, spec.in_spec)
-    result = pytree.tree_unflatten([0] * spec.out_spec.num_leaves, spec.out_spec)
-    takes = pytree.tree_structure(((*(0 for _ in state), *args), kwargs))
-    gives = pytree.tree_structure((*(0 for _ in state), result))
+    args, kwargs = spec.in_spec.children()
+    leaves = [pytree.treespec_leaf()] * len(state)
+    takes = pytree.treespec_tuple([pytree.treespec_tuple([*leaves, *args.children()]), kwargs])
+    gives = pytree.treespec_tuple([*leaves, spec.out_spec])
     before = exported.module_call_graph[0].signature
     names = None if before is None or before.forward_arg_names is None else [*state, *before.forward_arg_names]
     return ModuleCallEntry(fqn="", signature=ModuleCallSignature([], [], takes, gives, names))

@@ -14,6 +14,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
+from functionalize._torch import pytree
 from functionalize._torch.exporting import without_spec_warnings
 from functionalize._torch.symbols.sizes import settled
 from functionalize.call_stack import line_in
@@ -27,8 +28,9 @@ def taken_apart(program: ExportedProgram, table: Mapping[Any, Callable[..., Any]
         UnsupportedExportError: torch's decomposition of an operator asks for a data-dependent number.
     """
     try:
-        with without_spec_warnings():
+        with without_spec_warnings(), _without_nests(program) as nest:
             made: ExportedProgram = program.run_decompositions(None if table is None else dict(table))
+        made.module_call_graph[0].signature.out_spec = nest
         return made
     except UnsupportedExportError:
         raise
@@ -42,6 +44,21 @@ def taken_apart(program: ExportedProgram, table: Mapping[Any, Callable[..., Any]
             at=None if node is None else user_line(node),
         )
         raise UnsupportedExportError(to, [cause]) from error
+
+
+@contextlib.contextmanager
+def _without_nests(program: ExportedProgram) -> Iterator[Any]:
+    """While a program is decomposed: it returns a list. Yields how it nests its results, among them the rebuilt ones.
+
+    Torch runs the program and flattens what it returns, where text and dtypes are no longer the nodes without leaves.
+    """
+    whole: Any = program.module_call_graph[0].signature
+    nest = whole.out_spec
+    whole.out_spec = pytree.treespec_tuple([pytree.treespec_leaf()] * nest.num_leaves)
+    try:
+        yield nest
+    finally:
+        whole.out_spec = nest
 
 
 @contextlib.contextmanager
