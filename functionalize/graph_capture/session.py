@@ -82,7 +82,7 @@ class CaptureSession(RecordingSession):
         self._constants = dict[
             int, tuple[torch.Tensor, int]
         ]()  # tensors outside its state that it wrote, with versions
-        dims = {} if request.sizes.spec is None else dims_of(inputs, request.sizes.spec)
+        dims = {} if request.sizes.spec is None else dims_of(inputs, request.sizes)
         plain = [entry for entry in inputs.inputs if type(entry) is not WrapperInput]
         tensors = [entry.value for entry in plain if isinstance(entry.value, torch.Tensor)]
         symbolic = bool(dims)

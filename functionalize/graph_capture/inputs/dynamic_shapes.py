@@ -104,12 +104,16 @@ def _misread(text: str) -> ValueError:
     )
 
 
-def dims_of(inputs: ProgramInputs, spec: Any) -> dict[int, Dims]:
+def dims_of(inputs: ProgramInputs, sizes: DynamicShapes) -> dict[int, Dims]:
     """For each input tensor, by identity, the dimensions that may differ. A spec that does not fit is a ValueError."""
+    spec = sizes.spec
     from functionalize._torch.symbols.symbols import is_dynamic
 
     by_tensor: dict[int, Dims] = {}
     arguments = dict(zip(inputs.convention.names, inputs.args, strict=True)) | inputs.kwargs
+    if not sizes.strict:  # a later call may have other arguments
+        named = spec if isinstance(spec, Mapping) else dict(zip(arguments, spec, strict=False))
+        spec = {name: part for name, part in named.items() if name in arguments and _fits(name, arguments[name], part)}
     if isinstance(spec, Mapping):
         unknown = [name for name in spec if name not in arguments]
         if unknown:
@@ -126,6 +130,14 @@ def dims_of(inputs: ProgramInputs, spec: Any) -> dict[int, Dims]:
         for tensor, dims in _pairs(name, arguments[name], part):
             by_tensor.setdefault(id(tensor), {}).update({dim: d for dim, d in dims.items() if is_dynamic(d)})
     return {key: dims for key, dims in by_tensor.items() if dims}
+
+
+def _fits(name: str, value: Any, spec: Any) -> bool:
+    try:
+        list(_pairs(name, value, spec))
+    except ValueError:
+        return False
+    return True
 
 
 def _misfit(name: str, spec: Any, expected: str) -> ValueError:

@@ -547,3 +547,16 @@ def test_captures_for_calls_out_of_the_range() -> None:
     other = capture(summed, (torch.ones(4, 2),) * 2, dynamic_shapes=({0: BATCH},) * 2, on_guard_failure="recapture")
     for x, y in ((torch.ones(3, 2), torch.ones(3, 2)), (torch.ones(3, 2), torch.ones(1, 2))):
         assert torch.equal(other(x, y), summed(x, y))
+
+
+@pytest.mark.filterwarnings("error::functionalize.NotCapturedWarning")
+@pytest.mark.parametrize("spec", [({0: Dim.AUTO}, {0: Dim.AUTO}), {"x": {0: "rows"}, "mask": {0: "rows"}}])
+def test_a_later_call_may_have_other_arguments(spec: Any) -> None:
+    def masked(x: Tensor, mask: Tensor | None = None, scale: Tensor | None = None) -> Tensor:
+        result = x if mask is None else x * mask
+        return result if scale is None else result * scale
+
+    x, mask = torch.arange(4.0), torch.ones(4)
+    program = capture(masked, (x[:3], mask[:3]), dynamic_shapes=spec, on_guard_failure="recapture")
+    for arguments in ((x,), (x, None), (x, mask), (x, mask, mask), (x[:2],), (x, 2.0), (x, x[0])):
+        torch.testing.assert_close(program(*arguments), masked(*arguments))
