@@ -151,7 +151,8 @@ class RecordingMode(ProxyTorchDispatchMode):
         """An op's results, hidden from tracers, and the call in the cache: None if sizes may be symbols."""
         call = meta_cache.find(func, args, kwargs, self.factory)
         if call is None:
-            return self._computed(func, args, kwargs), None
+            out = self._viewed(func, args, kwargs) if func in traits.OF_PAIRS else meta_cache.MISS
+            return on_handles(func, args, kwargs) if out is meta_cache.MISS else out, None
         if call.entry is meta_cache.MISS:
             out = self._computed(func, args, kwargs)
             entry = meta_cache.insert(call.key, func, args, out)
