@@ -30,7 +30,7 @@ from torch.utils import _pytree as pytree
 from functionalize._torch.dispatch import HigherOrderOperator, below_dispatch, on_handles
 from functionalize._torch.elementwise import elementwise_strides
 from functionalize._torch.symbols.sizes import decide_broadcasts, hint_of, unbacked
-from functionalize._torch.tensors import PLAIN_TYPES, is_lone_number, is_symbolic, set_versions
+from functionalize._torch.tensors import PLAIN_TYPES, is_symbolic, is_tiny_tensor, set_versions
 from functionalize.errors import text_of
 from functionalize.ops import traits
 from functionalize.refusals.calls import USED_BY_OTHER_THREAD
@@ -396,7 +396,7 @@ class FakeFactory:
 
     def like(self, tensor: torch.Tensor) -> torch.Tensor:
         """A fake tensor like any other tensor."""
-        if is_lone_number(tensor):
+        if is_tiny_tensor(tensor):
             with below_dispatch():
                 return self.like_real(tensor)
         if not isinstance(tensor, FakeTensor):

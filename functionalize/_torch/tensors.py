@@ -93,7 +93,7 @@ def storage_key(tensor: torch.Tensor) -> int:
         return -id(tensor)
 
 
-def is_lone_number(value: Any) -> bool:
+def is_tiny_tensor(value: Any) -> bool:
     """Whether a value is a tensor of at most one element on the CPU, alone in its storage, and no parameter."""
     if type(value) is not torch.Tensor or value.layout is not _STRIDED or value.device.type != "cpu":
         return False

@@ -42,7 +42,7 @@ from functionalize._torch.symbols.tracing import (
     track,
     tracked_node,
 )
-from functionalize._torch.tensors import is_lone_number
+from functionalize._torch.tensors import is_tiny_tensor
 from functionalize.ops import tables, traits
 from functionalize.ops.tables import ViewKind
 from functionalize.tracing import meta_cache
@@ -102,7 +102,7 @@ class RecordingMode(ProxyTorchDispatchMode):
 
     def _fast_path(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Record an op and return its results; ``MISS`` if it has to take torch's path."""
-        if func is _LIFT and is_lone_number(args[0]):
+        if func is _LIFT and is_tiny_tensor(args[0]):
             return self._lift(args[0])
         call = meta_cache.find(func, args, kwargs, self.factory, self.tracer)
         if call is None:
@@ -121,15 +121,15 @@ class RecordingMode(ProxyTorchDispatchMode):
                 self._record(func, call, out, entry)
         return out
 
-    def _lift(self, number: torch.Tensor) -> FakeTensor:
-        """Record a number of the program's own (`torch.tensor(0.5)`): an attribute of the graph, and its copy.
+    def _lift(self, tensor: torch.Tensor) -> FakeTensor:
+        """Record a literal (`torch.tensor(0.5)`, `torch.tensor([])`): an attribute of the graph, and its copy.
 
         As torch does, which takes ten times as long: the data stay known, in case that the program asks for them.
         """
-        tracer, of = self.tracer, (number.size(), number.stride(), number.dtype, number.device)
+        tracer, of = self.tracer, (tensor.size(), tensor.stride(), tensor.dtype, tensor.device)
         with below_dispatch():
-            data, out, shown = number.clone(), self.factory.fresh(*of), self.factory.fresh(*of)
-        attribute = constant_node(tracer, number)
+            data, out, shown = tensor.clone(), self.factory.fresh(*of), self.factory.fresh(*of)
+        attribute = constant_node(tracer, tensor)
         attribute.meta["val"] = shown
         self._added(attribute, observed=True)
         with below_dispatch():

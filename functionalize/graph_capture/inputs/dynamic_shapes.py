@@ -106,9 +106,9 @@ def _misread(text: str) -> ValueError:
 
 def dims_of(inputs: ProgramInputs, sizes: DynamicShapes) -> dict[int, Dims]:
     """For each input tensor, by identity, the dimensions that may differ. A spec that does not fit is a ValueError."""
-    spec = sizes.spec
     from functionalize._torch.symbols.symbols import is_dynamic
 
+    spec = sizes.spec
     by_tensor: dict[int, Dims] = {}
     arguments = dict(zip(inputs.convention.names, inputs.args, strict=True)) | inputs.kwargs
     if not sizes.strict:  # a later call may have other arguments

@@ -115,7 +115,7 @@ class Decider:
 
     def _first_like(self, node: Node) -> Node:
         """The first node that computed a Python number from the same nodes: what was decided about it holds again."""
-        if node.op != "call_function" or isinstance(node.target, OpOverload):
+        if node.op != "call_function" or isinstance(node.target, OpOverload) or node.kwargs:
             return node
         return self._computed.setdefault((node.target, node.args), node)
 
